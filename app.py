@@ -1,0 +1,207 @@
+"""The HTTP interface: POST /plants stores a plant; GET /healthz tells whether it could.
+
+Contains no SQL: storage.py stores. gunicorn.conf.py runs this; schemas/ says what a plant is.
+"""
+
+import atexit
+import hashlib
+import hmac
+import json
+import logging
+import os
+import random
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from bottle import Bottle, HTTPError, PluginError, Route, request, response
+
+from schemas import InvalidPlant, parse_new_plant
+from storage import Conflict, Plant, StartRefused, Storage, Unavailable, database_url
+
+log = logging.getLogger("plants")
+WSGIApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+BODY_LIMIT = 2**20  # bytes
+MESSAGE_LIMIT = 1000  # characters of an Error's message
+RETRY_AFTER = "1"  # seconds
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # b64token, RFC 6750 section 2.1
+REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
+
+
+def get_app() -> WSGIApp:
+    """The application as the environment sets it up. Raises StartRefused."""
+    storage = Storage.from_url(database_url())
+    atexit.register(storage.close)
+    return create_app(storage, tokens_from_environment())
+
+
+def check_start() -> None:
+    """Raise StartRefused for all that would keep the service from working."""
+    tokens_from_environment()
+    storage = Storage.from_url(database_url())
+    storage.check_start()
+    storage.close()
+
+
+def tokens_from_environment() -> list[str]:
+    """The tokens in PLANTS_TOKENS, of which there is at least one. Raises StartRefused."""
+    tokens = re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", ""))
+    if not tokens or not all(TOKEN.fullmatch(token) for token in tokens):
+        raise StartRefused(
+            "PLANTS_TOKENS must be one or more tokens of at least 16 letters, digits or -._~+/ "
+            "each, separated by commas; to make one: "
+            "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        )
+    return tokens
+
+
+def create_app(storage: Storage, tokens: Iterable[str]) -> WSGIApp:
+    """A WSGI application that stores in `storage` for who has one of `tokens`."""
+    app = Bottle(autojson=False)
+    app.default_error_handler = answer_error
+    app.install(BearerPlugin(tokens))
+
+    @app.post("/plants")
+    def create_plant() -> bytes:
+        require_json()
+        try:
+            plant = Plant.from_json(parse_new_plant(read_body()))
+            storage.add(plant)
+        except InvalidPlant as error:
+            raise HTTPError(400, str(error)) from None
+        except Conflict as error:
+            raise HTTPError(409, str(error)) from None
+        except Unavailable as error:
+            raise unavailable(error) from None
+        answer = plant.to_json()
+        del answer["id"]
+        return to_json(answer)
+
+    @app.route("/healthz", ["GET", "HEAD"], skip=[BearerPlugin.name])
+    def look_at_storage() -> bytes:
+        try:
+            storage.check()
+        except Unavailable as error:
+            raise unavailable(error) from None
+        return to_json({"status": "ok"})
+
+    return identify_requests(app)
+
+
+class BearerPlugin:
+    """Lets only requests with a bearer token (RFC 6750) through to a route.
+
+    It is installed for all routes; one that is for everybody says so with skip=["bearer"].
+    """
+
+    name = "bearer"
+    api = 2
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    def setup(self, app: Bottle) -> None:
+        """Raise PluginError if `app` has such a plugin already: routes would skip both."""
+        if any(plugin.name == self.name for plugin in app.plugins if hasattr(plugin, "name")):
+            raise PluginError("a bearer plugin is installed already")
+
+    def apply(self, callback: Callable[..., Any], route: Route) -> Callable[..., Any]:
+        """Wrap a route's callback."""
+
+        def authorized(*args: Any, **kwargs: Any) -> Any:
+            self._authorize(request.environ.get("HTTP_AUTHORIZATION", ""))
+            return callback(*args, **kwargs)
+
+        return authorized
+
+    def _authorize(self, credentials: str) -> None:
+        scheme, _, token = credentials.partition(" ")
+        digest = hashlib.sha256(token.strip(" ").encode()).digest()
+        # A list, not a generator: how long it takes must not tell which token is like this one.
+        if scheme.lower() == "bearer":
+            if any([hmac.compare_digest(digest, known) for known in self._digests]):
+                return
+            message, detail = "the bearer token is not valid", ', error="invalid_token"'
+        else:
+            message, detail = "send a token in the header Authorization: Bearer TOKEN", ""
+        raise HTTPError(401, message, WWW_Authenticate=f'Bearer realm="plants"{detail}')
+
+
+def require_json() -> None:
+    """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
+    content_type = request.environ.get("CONTENT_TYPE", "")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        sent = f"not {content_type}" if content_type else "and there was none"
+        raise HTTPError(415, f"Content-Type must be application/json, {sent}")
+    coding = request.environ.get("HTTP_CONTENT_ENCODING", "identity")
+    if coding.lower() != "identity":
+        raise HTTPError(415, f"the body must be sent as it is, not in the Content-Encoding {coding}")
+
+
+def read_body() -> bytes:
+    """The whole body, which Content-Length, if any, is as long as.
+
+    Raises HTTPError 413 for one beyond BODY_LIMIT, and 400 for one that ends early or is badly
+    chunked. Bottle's request.body would undo a chunked encoding that gunicorn has undone already.
+    """
+    try:
+        declared = int(request.environ.get("CONTENT_LENGTH") or 0)
+        if declared <= BODY_LIMIT:
+            body = bytes(request.environ["wsgi.input"].read(BODY_LIMIT + 1))
+    except Exception as error:  # each server has its own for what a client can do wrong here
+        raise HTTPError(400, f"the body could not be read: {error}") from None
+    if declared > BODY_LIMIT or len(body) > BODY_LIMIT:
+        raise HTTPError(413, f"the body must not be longer than {BODY_LIMIT} bytes")
+    if len(body) < declared:
+        raise HTTPError(400, f"the body ended after {len(body)} of {declared} bytes")
+    return body
+
+
+def unavailable(reason: Unavailable) -> HTTPError:
+    """The 503 for a storage that can't answer now. The reason is for the operator only."""
+    log.error("request %s got a 503: %s", request.environ["plants.request_id"], reason)
+    message = "the storage is not available now; it is safe to send the same plant again"
+    return HTTPError(503, message, Retry_After=RETRY_AFTER)
+
+
+def answer_error(error: HTTPError) -> bytes:
+    """The Error object for every answer of 400 and above, whoever raised it."""
+    message = str(error.body)
+    if error.status_code == 404:
+        message = f"there is nothing at {request.path}; plants are created with POST /plants"
+    elif error.status_code == 405:
+        message = f"{request.method} is not possible here, only {error.get_header('Allow')}"
+    elif error.exception:  # Bottle has caught, and logged, what should not have happened
+        log.error("request %s got a 500: see above", request.environ["plants.request_id"])
+        message = "the service failed; it is safe to send the same plant again"
+    if len(message) > MESSAGE_LIMIT:
+        message = message[: MESSAGE_LIMIT - 1] + "…"
+    return to_json({"error": error.status_code, "message": message})
+
+
+def to_json(answer: dict[str, Any]) -> bytes:
+    """Make `answer` the JSON body of the response."""
+    response.content_type = "application/json"
+    return json.dumps(answer, ensure_ascii=False).encode(errors="replace")
+
+
+def identify_requests(app: WSGIApp) -> WSGIApp:
+    """Wrap `app` so that each request and its answer have an X-Request-ID.
+
+    It is the client's own if that is fit for a log; others find it in environ, as
+    plants.request_id.
+    """
+
+    def identified(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        request_id = environ.get("HTTP_X_REQUEST_ID", "")
+        if not REQUEST_ID.fullmatch(request_id):
+            request_id = f"{random.getrandbits(128):032x}"
+        environ["plants.request_id"] = request_id
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+            return start_response(status, [*headers, ("X-Request-ID", request_id)], exc_info)
+
+        return app(environ, start)
+
+    return identified

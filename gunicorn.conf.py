@@ -1,0 +1,216 @@
+"""How gunicorn runs the service. gunicorn reads this file by itself from where it is started.
+
+Contains nothing of what a request means; app.py does. https://gunicorn.org/reference/settings/
+"""
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import random
+import secrets
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from gunicorn import glogging
+from gunicorn.arbiter import Arbiter
+from gunicorn.http import errors
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+REQUEST_LIMIT = 20.0  # seconds from a request's first byte to the last of its answer
+LINGER_LIMIT = 5.0  # seconds for a client that is still sending to read its answer
+
+
+def positive(variable: str, default: int, limit: int) -> int:
+    """The number in an environment variable; ends the start if it is none."""
+    value = os.environ.get(variable, str(default))
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= limit):
+        sys.exit(f"{variable} must be a number from 1 to {limit}, not {value!r}")
+    return int(value)
+
+
+def check_start() -> None:
+    """Import the application and end the start if it could not work."""
+    import app
+
+    try:
+        app.check_start()
+    except app.StartRefused as error:
+        sys.exit(str(error))
+
+
+def on_starting(server: Arbiter) -> None:
+    """Check before there are workers: those that can't start would be started for ever.
+
+    In a process of its own, as what this one has imported SIGHUP could not replace.
+    """
+    check = multiprocessing.get_context("fork").Process(target=check_start)
+    check.start()
+    check.join()
+    if check.exitcode:
+        sys.exit(1)
+
+
+def when_ready(server: Arbiter) -> None:
+    """Show how to store a plant, if nobody but this process can know the token."""
+    if not token_is_new:
+        return
+    address = server.LISTENERS[0].getsockname()
+    where = f"--unix-socket {address} http://localhost"
+    if isinstance(address, tuple):
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
+        where = f"http://[{host}]:{address[1]}" if ":" in host else f"http://{host}:{address[1]}"
+    print(
+        f"PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
+        f"curl {where}/plants -H 'Content-Type: application/json' \\\n"
+        f"  -H 'Authorization: Bearer {os.environ['PLANTS_TOKENS']}' \\\n"
+        f"""  -d '{{"id": 7, "name": "Monstera", "tag": "indoor"}}'\n""",
+        file=sys.stderr,
+    )
+
+
+def pre_exec(server: Arbiter) -> None:
+    """Keep the token through SIGUSR2, which starts anew with the environment from the start."""
+    server.cfg.env_orig["PLANTS_TOKENS"] = os.environ["PLANTS_TOKENS"]
+
+
+class Worker(ThreadWorker):
+    """gunicorn's thread worker, made to bear slow clients and to answer in the service's terms."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.deadlines: dict[TConn, float] = {}
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        """A pool that grows to a thread a connection: a slow client then keeps none from others."""
+        return ThreadPoolExecutor(self.cfg.worker_connections)
+
+    def accept(self, listener: socket.socket) -> None:
+        """Accept a connection later where there is no descriptor for it now."""
+        try:
+            super().accept(listener)
+        except OSError as error:
+            self.log.error("a connection has to wait: %s", error.strerror)
+            time.sleep(0.1)
+
+    def notify(self) -> None:
+        """Tell the master, about every second, that all is well; cut off who takes too long."""
+        super().notify()
+        now = time.monotonic()
+        for conn, deadline in list(self.deadlines.items()):
+            if deadline < now:
+                with contextlib.suppress(OSError):
+                    conn.sock.shutdown(socket.SHUT_RDWR)
+
+    def handle(self, conn: TConn) -> Any:
+        """Answer a request within REQUEST_LIMIT. Returns whether the connection stays open."""
+        self.deadlines[conn] = time.monotonic() + REQUEST_LIMIT
+        try:
+            keep = super().handle(conn)
+            if keep is False:
+                self.linger(conn.sock)
+            return keep
+        finally:
+            del self.deadlines[conn]
+
+    def linger(self, sock: socket.socket) -> None:
+        """Read on until the client has read its answer (RFC 9112 section 9.6).
+
+        gunicorn does so too, but in the thread that all connections depend on.
+        """
+        deadline = time.monotonic() + LINGER_LIMIT
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+            while (left := deadline - time.monotonic()) > 0:
+                sock.settimeout(left)
+                if not sock.recv(2**16):
+                    break
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def _keepalive_after(self, conn: TConn, keepalive: bool) -> bool:
+        """Whether another request can follow: not after a body that can't be told from it."""
+        try:
+            return bool(super()._keepalive_after(conn, keepalive))
+        except errors.ParseException:
+            return False
+
+    def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
+        """Answer what never came to the application as the application would: with an Error."""
+        status, message = HTTPStatus(PARSE_STATUS.get(type(exc), 400)), str(exc)
+        if not isinstance(exc, errors.ParseException):
+            self.log.exception("a request failed in the server")
+            status, message = HTTPStatus.INTERNAL_SERVER_ERROR, "the service failed"
+        request_id = f"{random.getrandbits(128):032x}"
+        body = json.dumps({"error": status, "message": message[:1000]}).encode()
+        head = (
+            f"HTTP/1.1 {status} {status.phrase}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"X-Request-ID: {request_id}\r\n\r\n"
+        )
+        with contextlib.suppress(OSError):
+            client.sendall(head.encode() + body)
+        # Not what it says: a broken header can have a token in it.
+        self.log.line(addr, type(exc).__name__, str(status.value), len(body), 0.0, request_id)
+
+
+PARSE_STATUS = {
+    errors.LimitRequestLine: 414,
+    errors.ExpectationFailed: 417,
+    errors.LimitRequestHeaders: 431,
+    errors.UnsupportedTransferCoding: 501,
+}
+
+
+class Logger(glogging.Logger):
+    """gunicorn's logger with an access log that no request can forge and that has no secrets."""
+
+    def setup(self, cfg: Any) -> None:
+        """Send the application's log the way of gunicorn's own."""
+        super().setup(cfg)
+        logging.getLogger("plants").handlers = self.error_log.handlers
+
+    def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
+        """Log a request that the application has answered, its path without the query."""
+        request = f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"
+        request_id = environ.get("plants.request_id", "-")
+        seconds = request_time.total_seconds()
+        client = (environ["REMOTE_ADDR"],)
+        self.line(client, request, str(resp.status)[:3], resp.sent, seconds, request_id)
+
+    def line(
+        self, client: Any, request: str, status: str, sent: int, seconds: float, request_id: str
+    ) -> None:
+        """Write a line of the Common Log Format, with the time taken and the id of the request."""
+        if self.access_log_enabled:
+            host = client[0] if isinstance(client, tuple) and client[0] else "-"
+            self.access_log.info(
+                f'{host} - - {self.now()} "{request}" {status} {sent} {seconds:.4f}s {request_id}'
+            )
+
+
+# What the platform says. Without PORT, gunicorn itself binds to 127.0.0.1:8000.
+positive("PORT", 8000, 65535)
+workers = positive("WEB_CONCURRENCY", 2, 1000)
+
+# One token for all workers, made once: it stays in the environment when SIGHUP reads this again.
+token_is_new = "PLANTS_TOKENS" not in os.environ
+if token_is_new:
+    os.environ["PLANTS_TOKENS"] = secrets.token_urlsafe(32)
+
+wsgi_app = "app:get_app()"
+worker_class = Worker  # requests that wait at the same time are committed together
+logger_class = Logger
+threads = 1  # but see Worker.get_thread_pool
+accesslog = "-"  # standard output, one line a request
+keepalive = 95  # seconds; longer than a router's 90, which would else meet a closed connection
+graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
+control_socket_disable = True  # nothing here is controlled through one
+http_parser = "python"  # not another one because a package of that name is there
+forwarder_headers = ""  # a client's SCRIPT_NAME or PATH_INFO would change the path of its request

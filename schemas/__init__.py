@@ -1,0 +1,191 @@
+"""The shapes of what the service takes and answers, and the check of JSON text against them.
+
+Contains no HTTP and no SQL: app.py uses it for requests, storage.py for `load`.
+"""
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonschema import Draft202012Validator, ValidationError
+from referencing import Registry, Resource
+
+MAX_NUMBER_LENGTH = 1000  # characters; reading a number takes time quadratic in its length
+MAX_EXACT = 2**53  # RFC 7493 section 2.2: beyond it 1e16 and its neighbours look the same to many
+SHOWN_LENGTH = 60  # characters of a value that a message repeats
+
+
+class InvalidPlant(ValueError):
+    """The text is not a NewPlant; the message names every violation and its place."""
+
+
+def _load(*names: str) -> dict[str, Draft202012Validator]:
+    """Read schemas/NAME.json and return a validator for each.
+
+    Raises jsonschema.SchemaError for a file that is no schema, and
+    referencing.exceptions.Unresolvable for a `$ref` that leads to none of the files:
+    nothing is ever fetched.
+    """
+    schemas = {
+        name: json.loads(Path(__file__).with_name(f"{name}.json").read_text("utf-8"))
+        for name in names
+    }
+    resources = [(schema["$id"], Resource.from_contents(schema)) for schema in schemas.values()]
+    registry: Registry[Any] = Registry().with_resources(resources).crawl()
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+        for ref in _refs(schema):
+            registry.resolver(schema["$id"]).lookup(ref)
+    return {
+        name: Draft202012Validator(schema, registry=registry) for name, schema in schemas.items()
+    }
+
+
+def _refs(schema: Any) -> Iterator[str]:
+    """Every `$ref` in a schema, at any depth."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _refs(part)
+
+
+#: A validator for each of the schemas, by the name of its file.
+VALIDATORS = _load("plant", "new-plant", "error")
+
+
+def parse_new_plant(body: bytes) -> dict[str, Any]:
+    """Return the members of the NewPlant that `body` is as I-JSON (RFC 7493).
+
+    `id` is an int of 64 bits, `name` and `tag`, if there, are str; members that the schema
+    does not name are there as they were sent. Raises InvalidPlant for anything else.
+    """
+    try:
+        plant = _parse_json(body)
+        violations = dict(_violations(plant))
+        if not violations and b"\\u" in body:
+            violations = dict(_lone_surrogates(plant))
+    except RecursionError:
+        raise InvalidPlant("the plant is nested too deeply") from None
+    if violations:
+        raise InvalidPlant("; ".join(f"{place}: {violations[place]}" for place in sorted(violations)))
+    return plant  # type: ignore[no-any-return]
+
+
+def _violations(value: Any) -> Iterator[tuple[str, str]]:
+    """Each place where `value` breaks the schema and, in plain words, how.
+
+    A value of the wrong type can break other rules as well: the type comes last, and wins in a dict.
+    """
+    errors = VALIDATORS["new-plant"].iter_errors(value)
+    for error in sorted(errors, key=lambda error: error.validator == "type"):
+        place = ".".join(str(step) for step in error.absolute_path) or "the plant"
+        if error.validator == "required":
+            for name in error.validator_value:
+                if name not in error.instance:
+                    yield name, "required but missing"
+        else:
+            yield place, _explain(error)
+
+
+def _explain(error: ValidationError) -> str:
+    """What a person who sent the value has to know to mend it."""
+    value, rule = _shown(error.instance), error.validator_value
+    match error.validator:
+        case "type" if rule == "integer" and _is_whole(error.instance):
+            return f"must be written out in digits where it is beyond 2**53, not as {value}"
+        case "type":
+            return f"must be {'an' if rule[0] in 'aeiou' else 'a'} {rule}, not {value}"
+        case "minimum":
+            return f"must be at least {rule}, not {value}"
+        case "maximum":
+            return f"must be at most {rule}, not {value}"
+        case _:
+            return f"must not be {value} ({error.schema.get('description', error.validator)})"
+
+
+def _lone_surrogates(plant: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each member with a `\\ud800` or the like in it, which is half a character (RFC 7493, 2.1)."""
+    for name, member in plant.items():
+        try:
+            json.dumps([name, member], ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            yield name, "must not contain half of a surrogate pair"
+
+
+def _shown(value: Any) -> str:
+    """`value` as JSON, cut to what a message has room for."""
+    text = str(value) if isinstance(value, Decimal) else json.dumps(value, default=str)
+    return text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 1] + "…"
+
+
+def _parse_json(body: bytes) -> Any:
+    """Parse I-JSON: what RFC 8259 allows and RFC 7493 does not is refused with InvalidPlant."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPlant(
+            f"the plant is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}"
+        ) from None
+    if not text:
+        raise InvalidPlant("the plant is missing: nothing was sent")
+    if text.startswith("\ufeff"):
+        raise InvalidPlant("the plant starts with a byte order mark, which JSON has no place for")
+    try:
+        return _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise InvalidPlant(
+            f"the plant is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose member names are unique (RFC 7493 section 2.3)."""
+    unique = dict(members)
+    if len(unique) < len(members):
+        names = [name for name, _ in members]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InvalidPlant(f"{_shown(repeated)}: given more than once")
+    return unique
+
+
+def _integer(digits: str) -> int:
+    """An integer written without fraction and exponent."""
+    _check_length(digits)
+    return int(digits)
+
+
+def _number(digits: str) -> int | Decimal:
+    """A number written with a fraction or an exponent: an int where it exactly is one.
+
+    JSON Schema takes 1.0 for an integer (2020-12 Core, 4.2.3). Beyond 2**53 it stays a
+    Decimal, which the schema refuses: there 1e16 may stand for a neighbour (RFC 7493, 2.2).
+    """
+    _check_length(digits)
+    try:
+        number = Decimal(digits)
+    except InvalidOperation:
+        raise InvalidPlant(f"the plant has a number out of all range: {_shown(digits)}") from None
+    return int(number) if -MAX_EXACT <= number <= MAX_EXACT and _is_whole(number) else number
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Decimal) and value == value.to_integral_value()
+
+
+def _check_length(digits: str) -> None:
+    if len(digits) > MAX_NUMBER_LENGTH:
+        raise InvalidPlant(f"the plant has a number of more than {MAX_NUMBER_LENGTH} characters")
+
+
+def _constant(name: str) -> NoReturn:
+    raise InvalidPlant(f"the plant is not JSON, which has no {name}")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
+)
