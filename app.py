@@ -31,22 +31,26 @@ REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 
 def get_app() -> WSGIApp:
     """The application as the environment sets it up. Raises StartRefused."""
-    storage = Storage.from_url(database_url())
+    storage, tokens = read_environment()
     atexit.register(storage.close)
-    return create_app(storage, tokens_from_environment())
+    return create_app(storage, tokens)
 
 
 def check_start() -> None:
-    """Raise StartRefused for all that would keep the service from working."""
-    tokens_from_environment()
-    storage = Storage.from_url(database_url())
+    """Raise StartRefused for whatever would keep the service from working."""
+    storage, _ = read_environment()
     storage.check_start()
     storage.close()
 
 
-def tokens_from_environment() -> list[str]:
-    """The tokens in PLANTS_TOKENS, of which there is at least one. Raises StartRefused."""
-    tokens = re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", ""))
+def read_environment() -> tuple[Storage, list[str]]:
+    """What DATABASE_URL and PLANTS_TOKENS say. Raises StartRefused."""
+    return Storage.from_url(database_url()), parse_tokens(os.environ.get("PLANTS_TOKENS", ""))
+
+
+def parse_tokens(setting: str) -> list[str]:
+    """The tokens in `setting`, of which there is at least one. Raises StartRefused."""
+    tokens = re.findall(r"[^,\s]+", setting)
     if not tokens or not all(TOKEN.fullmatch(token) for token in tokens):
         raise StartRefused(
             "PLANTS_TOKENS must be one or more tokens of at least 16 letters, digits or -._~+/ "
@@ -58,7 +62,7 @@ def tokens_from_environment() -> list[str]:
 
 def create_app(storage: Storage, tokens: Iterable[str]) -> WSGIApp:
     """A WSGI application that stores in `storage` for who has one of `tokens`."""
-    app = Bottle(autojson=False)
+    app = Bottle()
     app.default_error_handler = answer_error
     app.install(BearerPlugin(tokens))
 
@@ -136,7 +140,7 @@ def require_json() -> None:
         raise HTTPError(415, f"Content-Type must be application/json, {sent}")
     coding = request.environ.get("HTTP_CONTENT_ENCODING", "identity")
     if coding.lower() != "identity":
-        raise HTTPError(415, f"the body must be sent as it is, not in the Content-Encoding {coding}")
+        raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
 
 
 def read_body() -> bytes:

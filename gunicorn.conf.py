@@ -39,10 +39,11 @@ def positive(variable: str, default: int, limit: int) -> int:
 def check_start() -> None:
     """Import the application and end the start if it could not work."""
     import app
+    from storage import StartRefused
 
     try:
         app.check_start()
-    except app.StartRefused as error:
+    except StartRefused as error:
         sys.exit(str(error))
 
 
@@ -59,21 +60,15 @@ def on_starting(server: Arbiter) -> None:
 
 
 def when_ready(server: Arbiter) -> None:
-    """Show how to store a plant, if nobody but this process can know the token."""
-    if not token_is_new:
-        return
-    address = server.LISTENERS[0].getsockname()
-    where = f"--unix-socket {address} http://localhost"
-    if isinstance(address, tuple):
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
-        where = f"http://[{host}]:{address[1]}" if ":" in host else f"http://{host}:{address[1]}"
-    print(
-        f"PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
-        f"curl {where}/plants -H 'Content-Type: application/json' \\\n"
-        f"  -H 'Authorization: Bearer {os.environ['PLANTS_TOKENS']}' \\\n"
-        f"""  -d '{{"id": 7, "name": "Monstera", "tag": "indoor"}}'\n""",
-        file=sys.stderr,
-    )
+    """Show how to store a plant, if only this process knows the token."""
+    if token_is_new:
+        print(
+            "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
+            f"curl {server.LISTENERS[0]}/plants -H 'Content-Type: application/json' \\\n"
+            f"  -H 'Authorization: Bearer {os.environ['PLANTS_TOKENS']}' \\\n"
+            """  -d '{"id": 7, "name": "Monstera", "tag": "indoor"}'\n""",
+            file=sys.stderr,
+        )
 
 
 def pre_exec(server: Arbiter) -> None:
@@ -104,7 +99,7 @@ class Worker(ThreadWorker):
         """Tell the master, about every second, that all is well; cut off who takes too long."""
         super().notify()
         now = time.monotonic()
-        for conn, deadline in list(self.deadlines.items()):
+        for conn, deadline in self.deadlines.copy().items():
             if deadline < now:
                 with contextlib.suppress(OSError):
                     conn.sock.shutdown(socket.SHUT_RDWR)
@@ -207,7 +202,6 @@ if token_is_new:
 wsgi_app = "app:get_app()"
 worker_class = Worker  # requests that wait at the same time are committed together
 logger_class = Logger
-threads = 1  # but see Worker.get_thread_pool
 accesslog = "-"  # standard output, one line a request
 keepalive = 95  # seconds; longer than a router's 90, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30

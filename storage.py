@@ -25,9 +25,9 @@ from urllib.parse import unquote
 from schemas import InvalidPlant, parse_new_plant
 
 DEFAULT_URL = "sqlite:///plants.db"
-WAIT_LIMIT = 10.0  # seconds until a request that is not stored yet is told so
-BUSY_TIMEOUT = 5.0  # seconds of these that are kept for a file locked by another program
-CHECK_LIMIT = 1.5  # seconds a look at the storage may take
+WAIT_LIMIT = 10.0  # seconds until a plant that is not stored yet is given up
+BUSY_TIMEOUT = WAIT_LIMIT / 2  # the part of them for a file that another program has locked
+CHECK_LIMIT = 1.5  # seconds that a look at the storage may take
 LOAD_BATCH = 250  # plants; three values each stay below the 999 that any SQLite takes
 LINE_LIMIT = 2**20 + 2**10  # bytes; a dump's line is hardly longer than the request's body was
 
@@ -95,9 +95,11 @@ class Engine(Protocol):
 class Storage:
     """The plants of a DATABASE_URL, for all threads of a process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, wait_limit: float = WAIT_LIMIT) -> None:
+        """`wait_limit` is in seconds."""
         self._engine = engine
-        self._group = GroupCommit(engine.turn, lambda batch: self._store(batch)[1])
+        self._wait_limit = wait_limit
+        self._group = GroupCommit(engine.turn, lambda batch: self._store(batch)[1], wait_limit)
         self._checker = ThreadPoolExecutor(1, "check")
         self._check: Future[None] | None = None
 
@@ -114,8 +116,8 @@ class Storage:
     def add(self, plant: Plant) -> None:
         """Store `plant`, or see that it is stored already; either is durable when this returns.
 
-        Raises Conflict if its id is another plant's, and Unavailable, after about WAIT_LIMIT
-        seconds at most, if that can't be told.
+        Raises Conflict if its id is another plant's, and Unavailable, after the wait limit at
+        most (while the disk itself answers), if that can't be told.
         """
         self._group.add(plant)
 
@@ -124,7 +126,7 @@ class Storage:
 
         Returns how many were new and, for each, the Conflict or what else kept it out, or None.
         """
-        with self._engine.turn(WAIT_LIMIT):
+        with self._engine.turn(self._wait_limit):
             return self._store(plants)
 
     def check(self) -> None:
@@ -201,9 +203,11 @@ class GroupCommit:
         self,
         turn: Callable[[float], contextlib.AbstractContextManager[None]],
         write: Callable[[list[Plant | None]], list[Exception | None]],
+        wait_limit: float,
     ) -> None:
         self._turn = turn
         self._write = write
+        self._wait_limit = wait_limit
         self._lock = threading.Lock()  # guards what follows, and `leads` of each waiter
         self._pending: list[_Waiter] = []
         self._has_leader = False
@@ -211,12 +215,12 @@ class GroupCommit:
     def add(self, item: Plant | None) -> None:
         """Return when a batch with `item` was written; raise what its outcome was instead."""
         waiter = _Waiter(item)
-        deadline = time.monotonic() + WAIT_LIMIT
+        deadline = time.monotonic() + self._wait_limit
         with self._lock:
             self._pending.append(waiter)
             if not self._has_leader:
                 self._has_leader = waiter.leads = True
-        if not waiter.leads and not waiter.wake.acquire(timeout=WAIT_LIMIT):
+        if not waiter.leads and not waiter.wake.acquire(timeout=self._wait_limit):
             self._give_up(waiter)
         if waiter.leads:
             self._lead(waiter, deadline)
@@ -230,14 +234,15 @@ class GroupCommit:
                 return
             if waiter in self._pending:
                 self._pending.remove(waiter)
-        waiter.outcome = Unavailable(f"not stored within {WAIT_LIMIT:g} s")
+        waiter.outcome = Unavailable(f"not stored within {self._wait_limit:g} s")
 
     def _lead(self, leader: _Waiter, deadline: float) -> None:
         """Write one batch and hand over, whatever happens."""
         batch: list[_Waiter] = []
         outcomes: Sequence[BaseException | None] = []
         try:
-            with self._turn(deadline - BUSY_TIMEOUT - time.monotonic()):
+            # Half of the limit is for the write: the file may be locked by another program.
+            with self._turn(deadline - self._wait_limit / 2 - time.monotonic()):
                 with self._lock:
                     batch, self._pending = self._pending, []
                 outcomes = self._write([waiter.item for waiter in batch])
@@ -303,13 +308,14 @@ class SQLiteEngine:
     VERSION = 1
     SCHEMA = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
 
-    def __init__(self, path: str) -> None:
-        """`path` is the file's, relative to the working directory or absolute."""
+    def __init__(self, path: str, busy_timeout: float = BUSY_TIMEOUT) -> None:
+        """`path` is relative to the working directory or absolute, `busy_timeout` in seconds."""
         if not path or path == ":memory:":
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
         if sqlite3.sqlite_version_info < (3, 37):
             raise StartRefused(f"SQLite 3.37 or newer is needed; this is {sqlite3.sqlite_version}")
         self._path = os.path.abspath(path)
+        self._busy_timeout = busy_timeout
         self._turn: Turn | None = None
         self._connection: sqlite3.Connection | None = None
         self._files: tuple[tuple[int, int], ...] = ()
@@ -373,7 +379,7 @@ class SQLiteEngine:
     def _open(self) -> sqlite3.Connection:
         try:
             connection = sqlite3.connect(
-                self._path, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+                self._path, self._busy_timeout, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
             raise StartRefused(f"{self._path}: {error}; see that it can be written") from None
@@ -384,7 +390,7 @@ class SQLiteEngine:
             if "locked" in str(error) or "full" in str(error):
                 raise Unavailable(f"{self._path}: {error}") from None
             raise StartRefused(
-                f"{self._path}: {error}; mend or move it, or set DATABASE_URL to another file"
+                f"{self._path}: {error}; mend it, move it or name another in DATABASE_URL"
             ) from None
         except BaseException:
             connection.close()
@@ -399,14 +405,15 @@ class SQLiteEngine:
         def pragma(name: str) -> Any:
             return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
-        owner, version, parts = pragma("application_id"), pragma("user_version"), pragma("schema_version")
-        if owner != self.APPLICATION_ID and (owner, version, parts) != (0, 0, 0):
-            raise StartRefused(f"{self._path} is another program's; set DATABASE_URL to another file")
+        owner, version = pragma("application_id"), pragma("user_version")
+        is_new = (owner, version, pragma("schema_version")) == (0, 0, 0)
+        if owner != self.APPLICATION_ID and not is_new:
+            raise StartRefused(f"{self._path} is another program's; name another in DATABASE_URL")
         if version > self.VERSION:
-            raise StartRefused(f"{self._path} was written by a newer version of this service; use that")
+            raise StartRefused(f"{self._path} is of a newer version of this service; run that")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the drive
-        if not owner:
+        if is_new:
             connection.executescript(
                 f"BEGIN IMMEDIATE; {self.SCHEMA}; PRAGMA application_id = {self.APPLICATION_ID};"
                 f"PRAGMA user_version = {self.VERSION}; COMMIT"

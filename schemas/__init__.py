@@ -72,14 +72,16 @@ def parse_new_plant(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise InvalidPlant("the plant is nested too deeply") from None
     if violations:
-        raise InvalidPlant("; ".join(f"{place}: {violations[place]}" for place in sorted(violations)))
+        raise InvalidPlant(
+            "; ".join(f"{place}: {text}" for place, text in sorted(violations.items()))
+        )
     return plant  # type: ignore[no-any-return]
 
 
 def _violations(value: Any) -> Iterator[tuple[str, str]]:
     """Each place where `value` breaks the schema and, in plain words, how.
 
-    A value of the wrong type can break other rules as well: the type comes last, and wins in a dict.
+    What is of the wrong type can break other rules as well: the type comes last, to win in a dict.
     """
     errors = VALIDATORS["new-plant"].iter_errors(value)
     for error in sorted(errors, key=lambda error: error.validator == "type"):
@@ -94,7 +96,9 @@ def _violations(value: Any) -> Iterator[tuple[str, str]]:
 
 def _explain(error: ValidationError) -> str:
     """What a person who sent the value has to know to mend it."""
-    value, rule = _shown(error.instance), error.validator_value
+    value = _shown(error.instance)
+    rule: Any = error.validator_value
+    schema: Any = error.schema
     match error.validator:
         case "type" if rule == "integer" and _is_whole(error.instance):
             return f"must be written out in digits where it is beyond 2**53, not as {value}"
@@ -105,7 +109,7 @@ def _explain(error: ValidationError) -> str:
         case "maximum":
             return f"must be at most {rule}, not {value}"
         case _:
-            return f"must not be {value} ({error.schema.get('description', error.validator)})"
+            return f"must not be {value} ({schema.get('description', error.validator)})"
 
 
 def _lone_surrogates(plant: dict[str, Any]) -> Iterator[tuple[str, str]]:

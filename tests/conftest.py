@@ -1,0 +1,68 @@
+"""What the tests share: a storage on a real SQLite file, the application, a real gunicorn."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from webtest import TestApp
+
+from app import create_app
+from storage import SQLiteEngine, Storage
+from tests.server import Server
+
+ROOT = Path(__file__).parent.parent
+TOKEN = "test-token-0123456789"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """Where a test's SQLite file is, or will be."""
+    return tmp_path / "plants.db"
+
+
+@pytest.fixture
+def storage(database: Path) -> Iterator[Storage]:
+    """A storage that gives up soon."""
+    storage = Storage(SQLiteEngine(str(database), busy_timeout=0.2), wait_limit=0.5)
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def client(storage: Storage) -> TestApp:
+    """A client of the application that has a token."""
+    client = TestApp(create_app(storage, [TOKEN]))
+    client.authorization = ("Bearer", TOKEN)
+    return client
+
+
+@pytest.fixture
+def stored(database: Path) -> Callable[[], list[tuple[int, str, str | None]]]:
+    """Reads the rows of the table, in the order of id, past the service."""
+
+    def read() -> list[tuple[int, str, str | None]]:
+        connection = sqlite3.connect(database)
+        try:
+            return connection.execute("SELECT id, name, tag FROM plants ORDER BY id").fetchall()
+        except sqlite3.OperationalError:  # nothing was ever stored, so there is no table
+            return []
+        finally:
+            connection.close()
+
+    return read
+
+
+@pytest.fixture
+def serve(tmp_path: Path, database: Path) -> Iterator[Callable[..., Server]]:
+    """Starts gunicorn as the README does, on a free port and with a database of its own."""
+    servers = []
+
+    def start(*arguments: str, command: list[str] | None = None, **environment: str) -> Server:
+        settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{database}", **environment}
+        servers.append(Server(ROOT, tmp_path, arguments, command, settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
