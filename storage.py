@@ -143,7 +143,7 @@ class Storage:
 
     def check_start(self) -> None:
         """Raise StartRefused if the storage will not work until an operator mends it."""
-        with contextlib.suppress(Unavailable), self._engine.turn(BUSY_TIMEOUT):
+        with contextlib.suppress(Unavailable), self._engine.turn(self._wait_limit):
             self._engine.insert([])
 
     def rows(self) -> Iterator[Plant]:
@@ -152,7 +152,7 @@ class Storage:
 
     def close(self) -> None:
         """Close the connection; the storage opens another when it is used again."""
-        with contextlib.suppress(Unavailable), self._engine.turn(BUSY_TIMEOUT):
+        with contextlib.suppress(Unavailable), self._engine.turn(self._wait_limit):
             self._engine.close()
 
     def _store(self, batch: Sequence[Plant | None]) -> tuple[int, list[Exception | None]]:

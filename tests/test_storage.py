@@ -1,0 +1,465 @@
+"""The storage on a real SQLite file: what is refused at start, what is durable, who may write."""
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage import Conflict, Plant, SQLiteEngine, StartRefused, Storage, Unavailable
+from tests.server import PATIENCE
+
+FORK = multiprocessing.get_context("fork")
+
+
+def open_storage(path: Path) -> Storage:
+    return Storage(SQLiteEngine(str(path), busy_timeout=0.2), wait_limit=0.5)
+
+
+@contextlib.contextmanager
+def turn_taken(folder: Path) -> Iterator[None]:
+    """Hold the turn, as another process of the service would."""
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def run_as_nobody(function: Callable[[], None]) -> None:
+    """Run a function in a process that file permissions apply to, unlike root's."""
+
+    def child() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        function()
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == 0
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can reach, which pytest's own can't."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    folder.chmod(0o777)
+    shutil.rmtree(folder)
+
+
+# the file
+
+
+def test_the_file_is_marked_as_ours_and_strict(storage, database):
+    """application_id, user_version, WAL, a STRICT table with id as its key."""
+    storage.check_start()
+    connection = sqlite3.connect(database)
+    assert connection.execute("PRAGMA application_id").fetchone() == (0x504C4E54,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with pytest.raises(sqlite3.IntegrityError, match="cannot store BLOB"):
+        connection.execute("INSERT INTO plants VALUES (7, x'00', NULL)")
+    connection.close()
+
+
+def test_every_connection_syncs_every_commit(storage):
+    """synchronous=FULL (2), fullfsync and a busy timeout belong to a connection, not the file."""
+    storage.check_start()
+    for _ in range(2):
+        pragmas = {}
+        for name in ("synchronous", "fullfsync", "busy_timeout"):
+            connection = storage._engine._connection
+            pragmas[name] = connection.execute(f"PRAGMA {name}").fetchone()[0]
+        assert pragmas == {"synchronous": 2, "fullfsync": 1, "busy_timeout": 200}
+        storage.close()
+        storage.check_start()
+
+
+def test_a_start_changes_nothing_that_is_stored(storage, database):
+    """Opening the file again, even many times, keeps the plants."""
+    storage.add(Plant(7, "Monstera"))
+    storage.close()
+    for _ in range(3):
+        again = open_storage(database)
+        again.check_start()
+        assert list(again.rows()) == [Plant(7, "Monstera")]
+        again.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", " ", "plants.db", "sqlite://plants.db", "sqlite:///", "sqlite:///:memory:", "mysql://h/d",
+     "sqlite:///plants.db?mode=ro", "SQLITE"],
+)  # fmt: skip
+def test_a_url_of_no_known_kind_is_refused(url):
+    """What is in memory only is not stored."""
+    with pytest.raises(StartRefused, match="DATABASE_URL must name a file"):
+        Storage.from_url(url)
+
+
+def test_a_url_can_have_any_path(tmp_path, monkeypatch):
+    """Three slashes: relative to the working directory; four: absolute; %20 is a space."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my data").mkdir()
+    for url in ("sqlite:///a.db", f"sqlite:///{tmp_path}/b.db", "sqlite:///my%20data/c.db"):
+        storage = Storage.from_url(url)
+        storage.add(Plant(7, "Monstera"))
+        storage.close()
+    assert {path.name for path in tmp_path.glob("**/*.db")} == {"a.db", "b.db", "c.db"}
+
+
+def test_a_file_that_is_no_database_is_refused(database):
+    """It stays as it is."""
+    database.write_bytes(b"Dear diary, " * 1000)
+    with pytest.raises(StartRefused, match=r"plants\.db: file is not a database"):
+        open_storage(database).check_start()
+    assert database.read_bytes() == b"Dear diary, " * 1000
+
+
+def test_another_programs_database_is_refused(database):
+    """With or without an application_id; nothing in it is changed."""
+    for statement in ("CREATE TABLE plants (id)", "PRAGMA application_id = 7"):
+        database.unlink(missing_ok=True)
+        connection = sqlite3.connect(database, isolation_level=None)
+        connection.execute(statement)
+        connection.close()
+        before = database.read_bytes()
+        with pytest.raises(StartRefused, match="another program's"):
+            open_storage(database).check_start()
+        assert database.read_bytes() == before
+
+
+def test_a_newer_versions_database_is_refused(storage, database):
+    """An older version of the service does not know what it would break."""
+    storage.check_start()
+    storage.close()
+    connection = sqlite3.connect(database)
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(StartRefused, match="newer version"):
+        storage.check_start()
+
+
+def test_a_damaged_database_is_refused(storage, database):
+    """A file that SQLite can open but not read."""
+    storage.check_start()
+    storage.close()
+    with database.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 3000)
+    with pytest.raises(StartRefused, match=r"plants\.db: .*malformed"):
+        storage.check_start()
+
+
+def test_a_folder_that_is_missing_is_refused(tmp_path):
+    """One line that names the file."""
+    with pytest.raises(StartRefused, match=r"none/plants\.db"):
+        open_storage(tmp_path / "none" / "plants.db").check_start()
+
+
+def test_a_folder_as_the_file_is_refused(tmp_path):
+    """One line that names it."""
+    with pytest.raises(StartRefused, match="unable to open"):
+        open_storage(tmp_path).check_start()
+
+
+@pytest.mark.parametrize("read_only", ["folder", "file"])
+def test_what_cannot_be_written_is_refused(open_folder, read_only):
+    """A look at whether the storage can write tries to: BEGIN IMMEDIATE would succeed."""
+    database = open_folder / "plants.db"
+    if read_only == "file":
+        run_as_nobody(lambda: open_storage(database).check_start())
+        database.chmod(0o444)
+    else:
+        open_folder.chmod(0o555)
+
+    def check() -> None:
+        with pytest.raises(StartRefused, match=r"plants\.db: "):
+            open_storage(database).check_start()
+
+    run_as_nobody(check)
+
+
+def test_a_locked_file_is_no_reason_not_to_start(storage, database):
+    """It is "not now": the start goes on, requests are told so, and later they are served."""
+    storage.check_start()
+    storage.close()
+    other = sqlite3.connect(database, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    storage.check_start()
+    with pytest.raises(Unavailable, match="locked"):
+        storage.add(Plant(7, "Monstera"))
+    with pytest.raises(Unavailable, match="locked"):
+        storage.check()
+    other.execute("ROLLBACK")
+    other.close()
+    storage.add(Plant(7, "Monstera"))
+    assert list(storage.rows()) == [Plant(7, "Monstera")]
+
+
+def test_a_file_that_is_locked_for_a_moment_is_waited_for(database):
+    """Another program's transaction delays an answer, no more."""
+    storage = Storage(SQLiteEngine(str(database), busy_timeout=PATIENCE), PATIENCE)
+    storage.check_start()
+    other = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.1, other.execute, ["ROLLBACK"]).start()
+    storage.add(Plant(7, "Monstera"))
+    other.close()
+    storage.close()
+
+
+# what is stored
+
+
+def test_plants_are_stored_exactly(storage, stored):
+    """Ids to both ends of int64, any text."""
+    plants = [
+        Plant(-(2**63), "", None),
+        Plant(0, "\x01\n'\"%;--", ""),
+        Plant(2**63 - 1, "🌵 e\u0301 \uffff", "tag"),
+    ]
+    for plant in plants:
+        storage.add(plant)
+    assert stored() == plants
+
+
+def test_another_plant_of_the_id_is_a_conflict(storage, stored):
+    """Name and tag are compared, and no tag is not an empty one."""
+    storage.add(Plant(7, "Monstera"))
+    storage.add(Plant(7, "Monstera"))
+    for other in (Plant(7, "monstera"), Plant(7, "Monstera", ""), Plant(7, "Monstera ")):
+        with pytest.raises(Conflict, match="id: 7 is taken"):
+            storage.add(other)
+    assert stored() == [(7, "Monstera", None)]
+
+
+def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
+    """If a batch fails for what is in it, its plants are written one by one."""
+    batch = [Plant(3, "n"), Plant(2**64, "n"), Plant(2, "\ud800"), Plant(1, "n"), Plant(3, "x")]
+    new, outcomes = storage.add_all(batch)
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [type(None), OverflowError, UnicodeEncodeError, type(None), Conflict]
+    assert new == 2
+    assert stored() == [(1, "n", None), (3, "n", None)]
+
+
+def test_who_is_told_that_a_plant_is_there_already_can_rely_on_it(storage, database, tmp_path):
+    """A plant that a killed process wrote but never synced is synced before it is answered for.
+
+    Its frames are in the WAL, where the next process finds them. That they came into the main
+    file, which no power cut takes back, shows that both files were synced.
+    """
+    storage.add(Plant(1, "one"))
+    storage.close()
+
+    def write_and_die() -> None:
+        connection = sqlite3.connect(database, isolation_level=None)
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("INSERT INTO plants VALUES (2, 'two', NULL)")
+        os._exit(0)
+
+    def ids_in_the_main_file() -> list[int]:
+        copy = tmp_path / "copy.db"  # by another process: one's own would undo SQLite's locks
+        subprocess.run(["cp", database, copy], check=True)
+        with contextlib.closing(sqlite3.connect(copy)) as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM plants")]
+
+    process = FORK.Process(target=write_and_die)
+    process.start()
+    process.join(PATIENCE)
+    assert ids_in_the_main_file() == [1]
+    storage.add(Plant(2, "two"))
+    assert ids_in_the_main_file() == [1, 2]
+
+
+def test_many_threads_of_many_processes_store_all(database, stored):
+    """Each plant that was added is there, and as it was added."""
+
+    def work(process: int) -> None:
+        storage = Storage(SQLiteEngine(str(database)))
+
+        def add(thread: int) -> None:
+            for number in range(50):
+                storage.add(Plant((process * 8 + thread) * 50 + number, f"{process}"))
+                storage.add(Plant(10**6 + number, "everybody's"))
+
+        threads = [threading.Thread(target=add, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        storage.close()
+
+    processes = [FORK.Process(target=work, args=(n,)) for n in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    expected = [(n, str(n // 400), None) for n in range(1200)]
+    expected += [(10**6 + n, "everybody's", None) for n in range(50)]
+    assert stored() == expected
+    check = sqlite3.connect(database).execute("PRAGMA integrity_check").fetchone()
+    assert check == ("ok",)
+
+
+# the turn
+
+
+def test_a_turn_that_another_process_keeps_ends_in_time(storage, tmp_path, stored):
+    """The wait is bounded, though flock's is not, and nothing was stored."""
+    storage.check_start()
+    with turn_taken(tmp_path):
+        with pytest.raises(Unavailable, match="busy"):
+            storage.add(Plant(7, "Monstera"))
+        with pytest.raises(Unavailable, match="busy"):
+            storage.check()
+    assert stored() == []
+    storage.add(Plant(7, "Monstera"))
+    assert stored() == [(7, "Monstera", None)]
+
+
+def test_a_turn_that_is_given_back_is_taken_at_once(database, tmp_path, stored):
+    """Who waits for the turn gets it."""
+    storage = Storage(SQLiteEngine(str(database)), PATIENCE)
+    with turn_taken(tmp_path):
+        adder = threading.Thread(target=storage.add, args=(Plant(7, "Monstera"),))
+        adder.start()
+    adder.join(PATIENCE)
+    assert stored() == [(7, "Monstera", None)]
+    storage.close()
+
+
+def test_a_wait_that_was_given_up_frees_no_turn_of_another(storage, tmp_path):
+    """When the turn comes after all, it is given back, and the next one is not disturbed."""
+    storage.check_start()
+    with turn_taken(tmp_path), pytest.raises(Unavailable, match="busy"):
+        storage.add(Plant(1, "one"))
+    for number in range(2, 50):
+        with storage._engine.turn(PATIENCE):
+            lock = os.open(tmp_path, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(lock)
+        storage.add(Plant(number, "n"))
+    with turn_taken(tmp_path):  # nobody has kept it
+        pass
+
+
+def test_a_killed_process_leaves_no_turn_behind(storage, tmp_path):
+    """The lock dies with its holder."""
+
+    def take_and_die() -> None:
+        lock = os.open(tmp_path, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os._exit(9)
+
+    process = FORK.Process(target=take_and_die)
+    process.start()
+    process.join(PATIENCE)
+    storage.add(Plant(7, "Monstera"))
+
+
+def test_opening_and_closing_wait_for_the_turn(storage, tmp_path, database):
+    """Both can checkpoint, which must not meet another process's write."""
+    with turn_taken(tmp_path):
+        storage.check_start()
+        assert not database.exists()
+    storage.add(Plant(7, "Monstera"))
+    with turn_taken(tmp_path):
+        storage.close()
+        assert Path(f"{database}-wal").exists()
+    storage.close()
+    assert not Path(f"{database}-wal").exists()
+
+
+# a file that is taken away
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
+def test_no_plant_is_answered_for_into_the_void(storage, database, caplog, suffix, change):
+    """If the file or what belongs to it goes away under the service, nothing is stored any more."""
+    storage.add(Plant(1, "one"))
+    file = Path(f"{database}{suffix}")
+    kept = file.with_name("kept")
+    if change == "replaced":
+        subprocess.run(["cp", file, kept], check=True)
+        os.replace(kept, file)
+    else:
+        os.rename(file, kept)
+    for plant in (Plant(1, "one"), Plant(2, "two")):
+        with pytest.raises(Unavailable, match="deleted or replaced"):
+            storage.add(plant)
+    with pytest.raises(Unavailable, match="deleted or replaced"):
+        storage.check()
+    if change == "deleted":
+        os.rename(kept, file)
+        with pytest.raises(Unavailable, match="restart"):
+            storage.add(Plant(2, "two"))
+    assert caplog.text.count("restart it") == 1
+
+
+def test_a_file_replaced_during_the_commit_is_noticed(storage, database):
+    """The inodes are compared after the commit as well as before it."""
+    storage.add(Plant(1, "one"))
+    connection = storage._engine._connection
+
+    class Replacing:
+        def execute(self, *arguments: object) -> sqlite3.Cursor:
+            cursor = connection.execute(*arguments)
+            os.rename(database, database.with_name("elsewhere"))
+            return cursor
+
+    storage._engine._connection = Replacing()
+    with pytest.raises(Unavailable, match="deleted or replaced"):
+        storage.add(Plant(2, "two"))
+    storage._engine._connection = connection
+
+
+def test_a_look_at_the_storage_writes(storage, database):
+    """It changes nothing, but what could not be written would be noticed."""
+    storage.add(Plant(1, "one"))
+    wal = Path(f"{database}-wal")
+    before = wal.stat().st_size
+    storage.check()
+    assert wal.stat().st_size > before
+    assert list(storage.rows()) == [Plant(1, "one")]
+
+
+def test_rows_are_one_snapshot_in_the_order_of_id(storage, database):
+    """What is stored while they are read is not among them."""
+    writer = open_storage(database)
+    numbers = list(range(5000, 0, -1))
+    for start in range(0, len(numbers), 200):
+        writer.add_all([Plant(n, "n") for n in numbers[start : start + 200]])
+    rows = storage.rows()
+    seen = [next(rows)]
+    writer.add(Plant(6000, "new"))
+    seen += rows
+    assert [plant.id for plant in seen] == list(range(1, 5001))
+    writer.close()
+
+
+# dump and load from the shell are in tests/test_transfer.py
+
+
+def test_a_plant_is_json_and_back():
+    """A plant without a tag has no such member."""
+    for members in ({"id": 7, "name": "n"}, {"id": 7, "name": "n", "tag": ""}):
+        assert Plant.from_json(members).to_json() == json.loads(json.dumps(members))
