@@ -516,6 +516,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.command == "dump":
                 dump(storage, sys.stdout.buffer)
                 return 0
+            storage.check_start()
             counts = load(storage, sys.stdin.buffer)
     except (StartRefused, Unavailable) as error:
         print(error, file=sys.stderr)

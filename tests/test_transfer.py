@@ -1,0 +1,164 @@
+"""`python storage.py dump` and `load`: plants move as JSON Lines and nothing changes on the way."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from storage import LINE_LIMIT, Plant, SQLiteEngine, Storage, Unavailable, load
+from tests.conftest import ROOT
+from tests.server import PATIENCE
+from tests.test_storage import turn_taken
+
+
+def run(command, database, given=b"", **options):
+    """Run storage.py; return its status, standard output and standard error."""
+    arguments = [sys.executable, "storage.py", command]
+    if database:
+        arguments.append(f"sqlite:///{database}")
+    done = subprocess.run(
+        arguments, input=given, capture_output=True, cwd=ROOT, timeout=PATIENCE, **options
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+PLANTS = [
+    Plant(-(2**63), "", ""),
+    Plant(-1, 'quote " backslash \\ newline \n', None),
+    Plant(0, "🌵 é \x01 \u2028", "tag"),
+    Plant(2**53 + 1, "n", None),
+    Plant(2**63 - 1, "x" * 100_000, "y"),
+]
+
+
+def test_a_dump_loaded_elsewhere_gives_the_same_dump(storage, database, tmp_path):
+    """JSON Lines in the order of id, ids with every digit, tags only where there are some."""
+    storage.add_all(PLANTS[::-1])
+    status, dumped, errors = run("dump", database)
+    assert (status, errors) == (0, "")
+    lines = [json.loads(line) for line in dumped.split("\n") if line]
+    assert [Plant.from_json(line) for line in lines] == PLANTS
+    assert "tag" not in lines[1]
+
+    elsewhere = tmp_path / "elsewhere.db"
+    status, report, errors = run("load", elsewhere, dumped.encode())
+    assert (status, errors) == (0, "")
+    assert report == "5 new, 0 there already, 0 conflicting, 0 invalid\n"
+    assert run("dump", elsewhere) == (0, dumped, "")
+
+
+def test_a_load_can_be_repeated(storage, database):
+    """What is there already is no error."""
+    lines = b'{"id": 7, "name": "Monstera"}\n{"id": 8, "name": "Sequoia"}\n'
+    assert run("load", database, lines)[1].startswith("2 new, 0 there already")
+    assert run("load", database, lines)[:2] == (
+        0,
+        "0 new, 2 there already, 0 conflicting, 0 invalid\n",
+    )
+
+
+def test_each_refused_line_is_named(storage, database, stored):
+    """Conflicts and lines that are no plant have their number; the others are stored."""
+    storage.add(Plant(7, "Monstera"))
+    lines = [
+        b'{"id": 7, "name": "Monstera"}',
+        b'{"id": 8, "name": "Sequoia", "height": 90}',
+        b'{"id": 7, "name": "Sequoia"}',
+        b'{"id": "9"}',
+        b"",
+        b'{"id": 9, "name": "\xff"}',
+        b'{"id": 9, "name": "' + b"x" * LINE_LIMIT + b'"}',
+        b'{"id": 10, "name": "last, without an end"}',
+    ]
+    status, report, errors = run("load", database, b"\n".join(lines))
+    assert status == 1
+    assert report == "2 new, 1 there already, 1 conflicting, 4 invalid\n"
+    assert errors.splitlines() == [
+        "line 3: id: 7 is taken by another plant, which stays as it is",
+        'line 4: id: must be an integer, not "9"; name: required but missing',
+        "line 5: the plant is not JSON: Expecting value at line 2, column 1",
+        "line 6: the plant is not UTF-8: byte 0xff at offset 19",
+        f"line 7: longer than {LINE_LIMIT} bytes",
+    ]
+    assert stored() == [
+        (7, "Monstera", None),
+        (8, "Sequoia", None),
+        (10, "last, without an end", None),
+    ]
+
+
+def test_line_numbers_go_on_across_batches(database, stored):
+    """A load is stored in many batches."""
+    lines = [b'{"id": %d, "name": "n"}' % number for number in range(1, 1001)]
+    lines[900] = b"{}"
+    status, report, errors = run("load", database, b"\n".join(lines))
+    assert (status, report) == (1, "999 new, 0 there already, 0 conflicting, 1 invalid\n")
+    assert errors.startswith("line 901: id: required but missing")
+    assert len(stored()) == 999
+
+
+def test_the_url_comes_from_the_environment_too(storage, database):
+    """As the service's own does."""
+    storage.add(Plant(7, "Monstera"))
+    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{database}"}
+    assert run("dump", None, env=environment) == (0, '{"id": 7, "name": "Monstera"}\n', "")
+
+
+@pytest.mark.parametrize("command", ["dump", "load"])
+def test_what_is_no_storage_is_refused_in_one_line(command, tmp_path):
+    """Exit status 1, and no traceback."""
+    for database in ("", tmp_path / "none" / "plants.db", tmp_path):
+        status, out, errors = run(command, database, env={**os.environ, "DATABASE_URL": ""})
+        assert (status, out) == (1, "")
+        assert len(errors.splitlines()) == 1
+
+
+def test_a_dump_of_a_missing_file_makes_none(tmp_path):
+    """Reading is not writing."""
+    status, _, errors = run("dump", tmp_path / "plants.db")
+    assert status == 1 and "no such file" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_is_no_error_to_trace(storage, database):
+    """dump | head."""
+    storage.add_all([Plant(n, "x" * 10_000) for n in range(200)])
+    dump = subprocess.Popen(
+        [sys.executable, "storage.py", "dump", f"sqlite:///{database}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert dump.stdout.readline().startswith(b'{"id": 0')
+    dump.stdout.close()
+    assert dump.wait(PATIENCE) == 1
+    assert dump.stderr.read() == b""
+    dump.stderr.close()
+
+
+def test_a_storage_that_stays_busy_ends_a_load(database, tmp_path):
+    """Loading the same lines again is safe."""
+    storage = Storage(SQLiteEngine(str(database)), wait_limit=0.1)
+    with turn_taken(tmp_path), pytest.raises(Unavailable, match="busy"):
+        load(storage, io.BytesIO(b'{"id": 7, "name": "n"}\n'))
+
+
+def test_progress_is_shown_on_a_terminal_only(storage, database):
+    """It goes to standard error, so that the dump itself is not disturbed."""
+    storage.add(Plant(7, "n"))
+    terminal, end = pty.openpty()
+    dump = subprocess.run(
+        [sys.executable, "storage.py", "dump", f"sqlite:///{database}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=end,
+        timeout=PATIENCE,
+    )
+    os.close(end)
+    assert dump.stdout == b'{"id": 7, "name": "n"}\n'
+    assert os.read(terminal, 1000) == b"\r1 plants\r\n"
+    os.close(terminal)
