@@ -1,5 +1,6 @@
 """A gunicorn that runs the service in processes of its own."""
 
+import functools
 import http.client
 import json
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
 
 
@@ -42,7 +44,7 @@ class Server:
         bind = [] if command else ["--bind", "127.0.0.1:0"]
         with self.files[0].open("w") as out, self.files[1].open("w") as err:
             self.process = subprocess.Popen(
-                [*(command or [sys.executable, "-m", "gunicorn"]), *bind, *arguments],
+                [*(command or [GUNICORN]), *bind, *arguments],
                 cwd=root,
                 env={k: v for k, v in {**kept, **environment}.items() if v is not None},
                 stdout=out,
@@ -60,7 +62,7 @@ class Server:
         """What was written to standard error so far."""
         return self.files[1].read_text()
 
-    @property
+    @functools.cached_property
     def port(self) -> int:
         """The port it listens at, once it does."""
 
@@ -122,8 +124,9 @@ class Server:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, zombies aside."""
+    """Whether there is such a process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
+    return True

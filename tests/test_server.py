@@ -1,0 +1,464 @@
+"""The service as it runs: real gunicorn processes, real sockets, signals and kills."""
+
+import contextlib
+import fcntl
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from app import BODY_LIMIT
+from schemas import VALIDATORS
+from tests.conftest import ROOT, TOKEN
+from tests.server import GUNICORN, PATIENCE, is_alive, wait_until
+
+HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
+HEAD = (
+    f"POST /plants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+    "Content-Type: application/json\r\n"
+).encode()
+
+
+def answers(data: bytes) -> list[tuple[int, dict]]:
+    """Split what came over a socket into answers: their statuses and JSON bodies."""
+    found = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+        found.append((int(head.split()[1]), json.loads(data[:length])))
+        data = data[length:]
+    return found
+
+
+def refused(data: bytes, status: int) -> str:
+    """Assert that `data` is one answer with an Error of this status; return its message."""
+    ((actual, body),) = answers(data)
+    assert actual == body["error"] == status, body
+    VALIDATORS["error"].validate(body)
+    assert b"Content-Type: application/json" in data
+    assert re.search(rb"\r\nX-Request-ID: \S+\r\n", data)
+    return body["message"]
+
+
+# the main job
+
+
+def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, stored):
+    """From nothing to a plant that survives kill -9, with what a newcomer has before them."""
+    procfile = (ROOT / "Procfile").read_text()
+    assert procfile == "web: gunicorn\n"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = serve(
+        command=["sh", "-c", f"exec {procfile.removeprefix('web: ')}"],
+        PLANTS_TOKENS=None,
+        PORT=str(port),
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    )
+    assert server.port == port
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    curl = wait_until(lambda: re.search(r"\ncurl .*\n.*\n.*}'\n", server.err))[0]
+    answer = subprocess.run(["sh", "-c", curl], capture_output=True, timeout=PATIENCE)
+    assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}'
+    server.kill()
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
+def test_every_acknowledged_plant_survives_kill_minus_9_under_load(serve, stored):
+    """One worker or all processes are killed again and again while many clients post."""
+    chance = random.Random(7)
+    numbers = itertools.count()
+    acknowledged = {}
+
+    def post_until(stop: threading.Event, port: int) -> None:
+        while not stop.is_set():
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            with (
+                contextlib.closing(client),
+                contextlib.suppress(OSError, http.client.HTTPException),
+            ):
+                while not stop.is_set():
+                    plant = {"id": next(numbers), "name": f"{chance.random()}"}
+                    client.request("POST", "/plants", json.dumps(plant), HEADERS)
+                    answer = client.getresponse()
+                    answer.read()
+                    if answer.status == 200:
+                        acknowledged[plant["id"]] = plant["name"]
+
+    for _ in range(3):
+        server = serve()
+        stop = threading.Event()
+        clients = [
+            threading.Thread(target=post_until, args=(stop, server.port), daemon=True)
+            for _ in range(8)
+        ]
+        for client in clients:
+            client.start()
+        for victim in ("worker", "all"):
+            goal = len(acknowledged) + chance.randrange(100, 300)
+            wait_until(lambda goal=goal: len(acknowledged) > goal)
+            if victim == "worker":
+                os.kill(chance.choice(server.workers()), signal.SIGKILL)
+        server.kill()
+        stop.set()
+        for client in clients:
+            client.join(PATIENCE)
+        rows = {number: name for number, name, _ in stored()}
+        assert acknowledged.items() <= rows.items()
+    assert len(acknowledged) > 600
+    database = serve().files[0].with_name("plants.db")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_workers_share_the_tokens_and_write_at_once(serve, stored):
+    """Connections land on all workers; every plant is there, and nothing fails."""
+    server = serve(WEB_CONCURRENCY="3")
+    wait_until(lambda: len(server.workers()) == 3)
+    statuses = []
+
+    def work(first: int) -> None:
+        for number in range(first, first + 25):
+            statuses.append(server.post({"id": number, "name": "n"})[0])
+
+    threads = [threading.Thread(target=work, args=(n * 25,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert statuses == [200] * 200
+    assert [row[0] for row in stored()] == list(range(200))
+
+
+# signals
+
+
+def test_sigterm_lets_requests_in_flight_finish(serve, stored):
+    """A request that was begun is answered and stored, then the server ends with status 0."""
+    server = serve()
+    body = json.dumps(MONSTERA).encode()
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 100")
+        server.signal(signal.SIGTERM)
+        wait_until(lambda: "Handling signal: term" in server.err)
+        connection.sendall(body)
+        assert answers(connection.recv(2**16))[0][0] == 200
+    assert server.wait() == 0
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
+def test_sighup_takes_changed_code_and_keeps_the_token(serve, tmp_path):
+    """New workers run the code as it is now; a token that was made at start stays good."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("app.py", "storage.py", "schemas", "gunicorn.conf.py"):
+        subprocess.run(["cp", "-r", ROOT / name, copy], check=True)
+    server = serve(
+        f"--chdir={copy}",
+        f"--config={copy}/gunicorn.conf.py",
+        PLANTS_TOKENS=None,
+        PYTHONDONTWRITEBYTECODE="1",
+    )
+    token = printed_token(server)
+    assert server.request("GET", "/healthz")[2] == {"status": "ok"}
+    assert server.post(MONSTERA, token)[0] == 200
+    before = server.workers()
+    code = (copy / "app.py").read_text()
+    (copy / "app.py").write_text(code.replace('"status": "ok"', '"status": "changed"'))
+    server.signal(signal.SIGHUP)
+    wait_until(lambda: len(server.workers()) == 2 and not set(before) & set(server.workers()))
+    assert server.request("GET", "/healthz")[2] == {"status": "changed"}
+    assert server.post(MONSTERA, token)[0] == 200
+    assert server.err.count("Bearer ") == 1
+
+
+def printed_token(server: Server) -> str:
+    return wait_until(lambda: re.search("Authorization: Bearer ([^']+)'", server.err))[1]
+
+
+def test_sigusr2_keeps_the_token(serve):
+    """A new master is started with the environment that gunicorn has saved, and the token."""
+    server = serve(PLANTS_TOKENS=None)
+    token = printed_token(server)
+    assert server.post(MONSTERA, token)[0] == 200
+    old = set(server.workers())
+    server.signal(signal.SIGUSR2)
+    wait_until(lambda: len(set(server.workers()) - old) == 2)
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    wait_until(lambda: not old & set(server.workers()))
+    assert server.post(MONSTERA, token)[0] == 200
+    assert server.err.count("Bearer ") == 1
+
+
+def test_a_token_is_made_once_for_all_workers_and_is_in_no_log_line(serve):
+    """It is printed at start, and nowhere else."""
+    server = serve(PLANTS_TOKENS=None)
+    token = printed_token(server)
+    assert len(token) >= 32
+    wait_until(lambda: len(server.workers()) == 2)
+    assert {server.post(MONSTERA, token)[0] for _ in range(20)} == {200}
+    server.request("GET", f"/plants?access_token={token}")
+    server.send(f"GET / HTTP/1.1\r\nAuthorization Bearer {token}\r\n\r\n".encode())
+    wait_until(lambda: "InvalidHeader" in server.out)
+    assert server.err.count(token) == 1
+    assert token not in server.out
+
+
+# bodies over raw sockets
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+
+
+@pytest.fixture
+def server(serve):
+    return serve()
+
+
+def test_a_chunked_body_is_taken(server, stored):
+    """gunicorn undoes the chunks but leaves the header; Bottle would undo them again."""
+    body = json.dumps(MONSTERA).encode()
+    head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for chunks in ([body], [body[:1], body[1:9], body[9:]], [bytes([byte]) for byte in body]):
+        ((status, answer),) = answers(server.send(head + chunked(*chunks, b"")))
+        assert (status, answer) == (200, {"name": "Monstera", "tag": "indoor"})
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"zz\r\n", b"5\r\n{}", b"2\r\n{}xx", b"-1\r\n", b"0\r\nbroken trailer\r\n\r\n", b"\r\n\r\n"],
+)
+def test_a_badly_chunked_body_is_a_400_and_stores_nothing(server, stored, rest):
+    """Also where what came before the fault was a whole plant."""
+    body = json.dumps(MONSTERA).encode()
+    with server.connect() as connection:
+        head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + chunked(body) + rest)
+        connection.shutdown(socket.SHUT_WR)
+        data = b"".join(iter(lambda: connection.recv(2**16), b""))
+    refused(data, 400)
+    assert stored() == []
+
+
+def test_a_body_cut_short_is_a_400_and_stores_nothing(server, stored):
+    """What came was a whole plant, but not all that was announced."""
+    body = json.dumps(MONSTERA).encode()
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) + 5) + body)
+        connection.shutdown(socket.SHUT_WR)
+        data = b"".join(iter(lambda: connection.recv(2**16), b""))
+    assert f"ended after {len(body)}" in refused(data, 400)
+    assert stored() == []
+
+
+@pytest.mark.parametrize("token", [TOKEN, "another-token-0123456789"])
+@pytest.mark.parametrize("way", ["Content-Length", "chunked"])
+def test_who_is_still_sending_gets_to_read_the_answer(server, stored, way, token):
+    """413 and 401 reach a client that sends all of a large body before it reads."""
+    large = b" " * (32 * BODY_LIMIT)
+    head = HEAD.replace(TOKEN.encode(), token.encode())
+    if way == "chunked":
+        data = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(large, b"")
+    else:
+        data = head + b"Content-Length: %d\r\n\r\n" % len(large) + large
+    refused(server.send(data), 413 if token == TOKEN else 401)
+    assert stored() == []
+
+
+def test_a_401_is_the_only_answer_to_a_broken_chunked_body(server):
+    """The body was not read before; that it is broken is no reason for a second answer."""
+    head = HEAD.replace(b"Bearer", b"Basic") + b"Transfer-Encoding: chunked\r\n\r\n"
+    assert refused(server.send(head + b"zz\r\n\r\n"), 401)
+
+
+def test_requests_follow_each_other_on_a_connection(server, stored):
+    """A refused request with a body leaves the connection usable."""
+    body = json.dumps(MONSTERA).encode()
+    post = b"Content-Length: %d\r\n\r\n" % len(body) + body
+    last = HEAD + b"Connection: close\r\n" + post
+    data = server.send(HEAD.replace(b"Bearer", b"Basic") + post + HEAD + post + last)
+    assert [status for status, _ in answers(data)] == [401, 200, 200]
+
+
+# what never comes to the application
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"get / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nNo colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: \x00\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: a\r\n folded\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: -2\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"Content-Type: text/plain\r\n\r\n", 400),
+        (b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nExpect: a miracle\r\n\r\n", 417),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: x\r\n" * 200 + b"\r\n", 431),
+        (HEAD + b"Transfer-Encoding: rot13\r\n\r\n", 501),
+    ],
+    ids=range(15),
+)
+def test_what_the_parser_refuses_is_an_error_too(server, stored, data, status):
+    """gunicorn itself would answer with HTML."""
+    refused(server.send(data), status)
+    assert server.request("GET", "/healthz")[0] == 200
+    assert stored() == []
+
+
+def test_a_script_name_header_changes_nothing(server):
+    """gunicorn believes such a header from loopback, unless it is told not to."""
+    body = json.dumps(MONSTERA).encode()
+    for name in (b"SCRIPT_NAME: /plants", b"SCRIPT_NAME: /x", b"PATH_INFO: /healthz"):
+        head = HEAD + name + b"\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        assert answers(server.send(head + body))[0][0] == 200
+
+
+def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server):
+    """Method, path without the query, status, bytes, time and request id."""
+    server.request("GET", "/healthz", headers={"X-Request-ID": "my-id"})
+    path = "/a%0A127.0.0.1 - forged%0d%1b[31m%22%E2%80%A8".replace(" ", "%20")
+    server.request("GET", f"{path}?secret=canary")
+    server.send(b"POST /plants HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    lines = wait_until(lambda: len(server.out.splitlines()) >= 3 and server.out.split("\n"))
+    assert len(lines) == 4 and lines[3] == ""
+    form = r'127\.0\.0\.1 - - \[\d\d/\w+/\d+:\d\d:\d\d:\d\d [+-]\d{4}\] "(.+)" (\d+) (\d+) '
+    form += r"\d+\.\d{4}s (\S+)"
+    first, second, third = (re.fullmatch(form, line).groups() for line in lines[:3])
+    assert first == ("GET /healthz", "200", str(len('{"status": "ok"}')), "my-id")
+    assert second[0] == f"GET {path.replace('%0d', '%0D').replace('%1b[', '%1B%5B')}"
+    assert third[:2] == ("POST /plants", "401")
+    assert "canary" not in server.out + server.err
+
+
+# clients that are slow or hold on
+
+
+def test_half_sent_requests_keep_nobody_out(server):
+    """As many as would fill any pool of a fixed size; a good client is served beside them."""
+    body = json.dumps(MONSTERA).encode()
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    with contextlib.ExitStack() as hogs:
+        for number in range(150):
+            hog = hogs.enter_context(server.connect())
+            hog.sendall([b"POST /pl", HEAD, HEAD + length + body[:-1]][number % 3])
+        for number in range(20):
+            assert server.post({"id": number, "name": "n"})[0] == 200
+
+
+def test_a_half_sent_request_is_cut_off(serve, tmp_path):
+    """Its time is limited, so that its thread comes back."""
+    settings = (ROOT / "gunicorn.conf.py").read_text()
+    assert "REQUEST_LIMIT = 20.0" in settings
+    shorter = tmp_path / "shorter.py"
+    shorter.write_text(settings.replace("REQUEST_LIMIT = 20.0", "REQUEST_LIMIT = 0.2"))
+    server = serve(f"--config={shorter}")
+    for half in (b"POST /pl", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"):
+        with server.connect() as hog:
+            hog.sendall(half)
+            assert b"200 OK" not in b"".join(iter(lambda hog=hog: hog.recv(2**16), b""))
+
+
+def test_who_holds_the_connection_after_the_answer_holds_nothing_up(server):
+    """gunicorn waits two seconds for each such client in the thread that serves all others."""
+    with contextlib.ExitStack() as hogs:
+        for _ in range(60):
+            hog = hogs.enter_context(server.connect())
+            hog.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert hog.recv(2**16).startswith(b"HTTP/1.1 200")
+        assert server.request("GET", "/healthz")[0] == 200
+
+
+def test_running_out_of_descriptors_kills_no_worker(serve):
+    """Connections wait until there are descriptors again."""
+    limited = f"ulimit -n 48; exec {GUNICORN} --bind 127.0.0.1:0"
+    server = serve(command=["sh", "-c", limited])
+    wait_until(lambda: len(server.workers()) == 2 and server.port)
+    assert server.post(MONSTERA)[0] == 200
+    before = server.workers()
+    with contextlib.ExitStack() as hogs:
+        for _ in range(150):
+            hogs.enter_context(server.connect())
+        wait_until(lambda: "a connection has to wait" in server.err)
+    assert server.post(MONSTERA)[0] == 200
+    assert server.workers() == before
+
+
+# when the storage is away
+
+
+def test_a_worker_that_starts_while_the_file_is_locked_does_not_stop_the_server(
+    serve, database, stored
+):
+    """gunicorn stops everything when a worker fails to boot; a lock is no reason for that."""
+    server = serve()
+    assert server.post(MONSTERA)[0] == 200
+    wait_until(lambda: len(server.workers()) == 2)
+    before = server.workers()
+    lock = sqlite3.connect(database, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(set(server.workers()) - set(before)) == 2)
+    assert server.request("GET", "/nowhere")[0] == 404
+    status, headers, answer = server.request("GET", "/healthz")
+    assert (status, answer["error"], headers["retry-after"]) == (503, 503, "1")
+    lock.execute("ROLLBACK")
+    lock.close()
+    assert server.post({"id": 8, "name": "n"})[0] == 200
+    assert is_alive(server.process.pid)
+    assert [row[0] for row in stored()] == [7, 8]
+
+
+def test_a_file_that_was_replaced_is_answered_with_503_until_a_restart(serve, database, stored):
+    """A backup is put in place under the running service: nothing is stored into the void."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    for suffix in ("", "-wal", "-shm"):
+        os.rename(f"{database}{suffix}", f"{database}.old{suffix}")
+    assert server.post({"id": 8, "name": "n"})[0] == 503
+    assert server.request("GET", "/healthz")[0] == 503
+    assert "deleted or replaced" in server.err
+    server.signal(signal.SIGTERM)
+    server.wait()
+    assert serve().post({"id": 9, "name": "n"})[0] == 200
+    assert stored() == [(9, "n", None)]
+
+
+def test_the_turn_is_not_held_between_requests(server, tmp_path):
+    """An idle service leaves the turn to others."""
+    assert server.post(MONSTERA)[0] == 200
+    lock = os.open(tmp_path, os.O_RDONLY)
+    wait_until(lambda: try_lock(lock))
+    os.close(lock)
+
+
+def try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False

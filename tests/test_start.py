@@ -1,0 +1,93 @@
+"""What stops the start: one clear line, a status that is not 0, no worker that fails for ever."""
+
+import re
+import sqlite3
+
+import pytest
+
+from tests.conftest import TOKEN
+
+LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"PLANTS_TOKENS": ""}, "PLANTS_TOKENS must be .*token_urlsafe"),
+        ({"PLANTS_TOKENS": " , "}, "PLANTS_TOKENS must be .*token_urlsafe"),
+        ({"PLANTS_TOKENS": "too-short"}, "PLANTS_TOKENS must be .*at least 16"),
+        ({"PLANTS_TOKENS": f"{TOKEN} with:colon-0123456789"}, "PLANTS_TOKENS must be"),
+        ({"DATABASE_URL": ""}, "DATABASE_URL must name a file"),
+        ({"DATABASE_URL": "mysql://host/plants"}, "DATABASE_URL must name a file"),
+        ({"DATABASE_URL": "sqlite:///:memory:"}, "DATABASE_URL must name a file"),
+        ({"DATABASE_URL": "sqlite:////no/such/folder/plants.db"}, "/no/such/folder/plants.db"),
+        ({"DATABASE_URL": "sqlite:////dev/null"}, "/dev/null"),
+        ({"PORT": ""}, "PORT must be a number from 1 to 65535, not ''"),
+        ({"PORT": "http"}, "PORT must be a number from 1 to 65535, not 'http'"),
+        ({"PORT": "0"}, "PORT must be a number from 1 to 65535, not '0'"),
+        ({"PORT": "65536"}, "PORT must be a number from 1 to 65535, not '65536'"),
+        ({"WEB_CONCURRENCY": "0"}, "WEB_CONCURRENCY must be a number from 1 to"),
+        ({"WEB_CONCURRENCY": "-1"}, "must be positive|WEB_CONCURRENCY"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
+    """The line says which and what to do; the master has started no worker."""
+    server = serve(**environment)
+    assert server.wait() != 0
+    said = LOG_LINE.sub("", server.err).strip()
+    assert len(said.splitlines()) == 1, server.err
+    assert re.search(words, said, re.IGNORECASE)
+    assert "Traceback" not in server.err and "Booting worker" not in server.err
+
+
+def test_another_programs_file_stops_the_start(serve, database):
+    """It is named, and stays as it is."""
+    connection = sqlite3.connect(database)
+    connection.execute("CREATE TABLE diary (entry)")
+    connection.close()
+    before = database.read_bytes()
+    server = serve()
+    assert server.wait() != 0
+    said = LOG_LINE.sub("", server.err).strip()
+    assert said == f"{database} is another program's; name another in DATABASE_URL"
+    assert database.read_bytes() == before
+
+
+@pytest.mark.parametrize("setting", ["", "many"])
+def test_gunicorn_itself_stops_where_web_concurrency_is_no_number(serve, setting):
+    """It reads the variable before it reads gunicorn.conf.py, so the line is not ours."""
+    server = serve(WEB_CONCURRENCY=setting)
+    assert server.wait() != 0
+    assert "invalid literal for int()" in server.err
+
+
+def test_a_locked_file_does_not_stop_the_start(serve, database):
+    """Another program has it now; requests are answered with 503 until it has not."""
+    assert serve().post({"id": 7, "name": "n"})[0] == 200
+    lock = sqlite3.connect(database, isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    server = serve()
+    assert server.request("GET", "/nowhere")[0] == 404
+    lock.execute("ROLLBACK")
+    lock.close()
+    assert server.post({"id": 8, "name": "n"})[0] == 200
+
+
+def test_the_settings_that_the_service_depends_on(serve):
+    """As gunicorn has them after it has read gunicorn.conf.py and its defaults."""
+    server = serve("--print-config")
+    assert server.wait() == 0
+    settings = dict(re.findall(r"^(\w+) += (.*)$", server.out, re.MULTILINE))
+    expected = {
+        "control_socket_disable": "True",
+        "http_parser": "python",
+        "forwarder_headers": "[]",
+        "workers": "2",
+        "keepalive": "95",
+        "graceful_timeout": "25",
+        "accesslog": "-",
+        "preload_app": "False",
+        "reuse_port": "False",
+    }
+    assert {name: settings[name] for name in expected} == expected
