@@ -22,7 +22,7 @@ import pytest
 from app import BODY_LIMIT
 from schemas import VALIDATORS
 from tests.conftest import ROOT, TOKEN
-from tests.server import GUNICORN, PATIENCE, is_alive, wait_until
+from tests.server import GUNICORN, PATIENCE, Server, is_alive, wait_until
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
