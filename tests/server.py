@@ -1,5 +1,6 @@
 """A gunicorn that runs the service in processes of its own."""
 
+import contextlib
 import functools
 import http.client
 import json
@@ -85,7 +86,7 @@ class Server:
         """Send `data` on a connection of its own and return all that comes until its end."""
         with self.connect() as connection:
             connection.sendall(data)
-            return b"".join(iter(lambda: connection.recv(2**16), b""))
+            return receive(connection)
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -116,11 +117,14 @@ class Server:
 
     def kill(self) -> None:
         """Kill -9 the master and all workers at once."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
         self.process.wait(PATIENCE)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """All that comes until the other side has ended."""
+    return b"".join(iter(lambda: connection.recv(2**16), b""))
 
 
 def is_alive(pid: int) -> bool:

@@ -1,7 +1,6 @@
 """The service as it runs: real gunicorn processes, real sockets, signals and kills."""
 
 import contextlib
-import fcntl
 import http.client
 import itertools
 import json
@@ -22,7 +21,8 @@ import pytest
 from app import BODY_LIMIT
 from schemas import VALIDATORS
 from tests.conftest import ROOT, TOKEN
-from tests.server import GUNICORN, PATIENCE, Server, is_alive, wait_until
+from tests.server import GUNICORN, PATIENCE, Server, is_alive, receive, wait_until
+from tests.test_storage import can_lock
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
@@ -157,7 +157,7 @@ def test_sigterm_lets_requests_in_flight_finish(serve, stored):
         server.signal(signal.SIGTERM)
         wait_until(lambda: "Handling signal: term" in server.err)
         connection.sendall(body)
-        assert answers(connection.recv(2**16))[0][0] == 200
+        assert answers(receive(connection))[0][0] == 200
     assert server.wait() == 0
     assert stored() == [(7, "Monstera", "indoor")]
 
@@ -253,7 +253,7 @@ def test_a_badly_chunked_body_is_a_400_and_stores_nothing(server, stored, rest):
         head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
         connection.sendall(head + chunked(body) + rest)
         connection.shutdown(socket.SHUT_WR)
-        data = b"".join(iter(lambda: connection.recv(2**16), b""))
+        data = receive(connection)
     refused(data, 400)
     assert stored() == []
 
@@ -264,7 +264,7 @@ def test_a_body_cut_short_is_a_400_and_stores_nothing(server, stored):
     with server.connect() as connection:
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) + 5) + body)
         connection.shutdown(socket.SHUT_WR)
-        data = b"".join(iter(lambda: connection.recv(2**16), b""))
+        data = receive(connection)
     assert f"ended after {len(body)}" in refused(data, 400)
     assert stored() == []
 
@@ -369,27 +369,48 @@ def test_half_sent_requests_keep_nobody_out(server):
             assert server.post({"id": number, "name": "n"})[0] == 200
 
 
+def settings_with(folder: Path, name: str, value: float) -> str:
+    """The option for a gunicorn.conf.py in which one limit is another."""
+    settings = (ROOT / "gunicorn.conf.py").read_text()
+    changed, count = re.subn(rf"(?m)^{name} = [\d.]+", f"{name} = {value}", settings)
+    assert count == 1
+    (folder / "changed.conf.py").write_text(changed)
+    return f"--config={folder}/changed.conf.py"
+
+
 def test_a_half_sent_request_is_cut_off(serve, tmp_path):
     """Its time is limited, so that its thread comes back."""
-    settings = (ROOT / "gunicorn.conf.py").read_text()
-    assert "REQUEST_LIMIT = 20.0" in settings
-    shorter = tmp_path / "shorter.py"
-    shorter.write_text(settings.replace("REQUEST_LIMIT = 20.0", "REQUEST_LIMIT = 0.2"))
-    server = serve(f"--config={shorter}")
-    for half in (b"POST /pl", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"):
-        with server.connect() as hog:
-            hog.sendall(half)
-            assert b"200 OK" not in b"".join(iter(lambda hog=hog: hog.recv(2**16), b""))
-
-
-def test_who_holds_the_connection_after_the_answer_holds_nothing_up(server):
-    """gunicorn waits two seconds for each such client in the thread that serves all others."""
+    server = serve(settings_with(tmp_path, "REQUEST_LIMIT", 0.2))
     with contextlib.ExitStack() as hogs:
-        for _ in range(60):
-            hog = hogs.enter_context(server.connect())
+        halves = [b"POST /pl", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"]
+        connections = [hogs.enter_context(server.connect()) for _ in halves]
+        for hog, half in zip(connections, halves, strict=True):
+            hog.sendall(half)
+        for hog in connections:
+            assert b"200 OK" not in receive(hog)
+
+
+def test_who_holds_the_connection_after_the_answer_holds_nothing_up(serve, tmp_path):
+    """gunicorn waits two seconds for each such client in the thread that serves all others."""
+    server = serve(settings_with(tmp_path, "LINGER_LIMIT", 0.1))
+    with contextlib.ExitStack() as hogs:
+        connections = [hogs.enter_context(server.connect()) for _ in range(60)]
+        for hog in connections:
             hog.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert hog.recv(2**16).startswith(b"HTTP/1.1 200")
+        for hog in connections:
+            assert receive(hog).startswith(b"HTTP/1.1 200")
+        for hog in connections:
+            wait_until(lambda hog=hog: is_closed(hog))
         assert server.request("GET", "/healthz")[0] == 200
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed both directions, and not only ended what it sends."""
+    try:
+        connection.send(b"x")
+    except OSError:
+        return True
+    return False
 
 
 def test_running_out_of_descriptors_kills_no_worker(serve):
@@ -452,13 +473,5 @@ def test_the_turn_is_not_held_between_requests(server, tmp_path):
     """An idle service leaves the turn to others."""
     assert server.post(MONSTERA)[0] == 200
     lock = os.open(tmp_path, os.O_RDONLY)
-    wait_until(lambda: try_lock(lock))
+    wait_until(lambda: can_lock(lock))
     os.close(lock)
-
-
-def try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False

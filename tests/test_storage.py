@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from storage import Conflict, Plant, SQLiteEngine, StartRefused, Storage, Unavailable
-from tests.server import PATIENCE
+from tests.server import PATIENCE, wait_until
 
 FORK = multiprocessing.get_context("fork")
 
@@ -357,8 +357,25 @@ def test_a_wait_that_was_given_up_frees_no_turn_of_another(storage, tmp_path):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.close(lock)
         storage.add(Plant(number, "n"))
-    with turn_taken(tmp_path):  # nobody has kept it
-        pass
+
+
+def test_a_turn_that_comes_too_late_is_given_back(storage, tmp_path):
+    """Who has given up waiting does not keep the others waiting."""
+    storage.check_start()
+    with turn_taken(tmp_path), pytest.raises(Unavailable, match="busy"):
+        storage.add(Plant(1, "one"))
+    lock = os.open(tmp_path, os.O_RDONLY)
+    wait_until(lambda: can_lock(lock))
+    os.close(lock)
+
+
+def can_lock(lock: int) -> bool:
+    """Whether a lock is free; it is taken then."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def test_a_killed_process_leaves_no_turn_behind(storage, tmp_path):
@@ -413,6 +430,20 @@ def test_no_plant_is_answered_for_into_the_void(storage, database, caplog, suffi
         with pytest.raises(Unavailable, match="restart"):
             storage.add(Plant(2, "two"))
     assert caplog.text.count("restart it") == 1
+
+
+def test_what_was_moved_away_is_not_written_any_more(storage, database, stored):
+    """The inodes are compared before the commit, so that a backup stays what it is."""
+    storage.add(Plant(1, "one"))
+    for suffix in ("", "-wal", "-shm"):
+        os.rename(f"{database}{suffix}", f"{database}.moved{suffix}")
+    with pytest.raises(Unavailable, match="deleted or replaced"):
+        storage.add(Plant(2, "two"))
+    storage.close()
+    for suffix in ("", "-wal", "-shm"):
+        if os.path.exists(f"{database}.moved{suffix}"):
+            os.rename(f"{database}.moved{suffix}", f"{database}{suffix}")
+    assert stored() == [(1, "one", None)]
 
 
 def test_a_file_replaced_during_the_commit_is_noticed(storage, database):
