@@ -118,7 +118,7 @@ class Worker(ThreadWorker):
     def linger(self, sock: socket.socket) -> None:
         """Read on until the client has read its answer (RFC 9112 section 9.6).
 
-        gunicorn does so too, but in the thread that all connections depend on.
+        gunicorn would do so in the thread that all connections depend on, were it not done here.
         """
         deadline = time.monotonic() + LINGER_LIMIT
         with contextlib.suppress(OSError):
@@ -127,6 +127,7 @@ class Worker(ThreadWorker):
                 sock.settimeout(left)
                 if not sock.recv(2**16):
                     break
+        with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
     def _keepalive_after(self, conn: TConn, keepalive: bool) -> bool:
