@@ -24,6 +24,12 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http import errors
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+PARSE_STATUS = {
+    errors.LimitRequestLine: 414,
+    errors.ExpectationFailed: 417,
+    errors.LimitRequestHeaders: 431,
+    errors.UnsupportedTransferCoding: 501,
+}
 REQUEST_LIMIT = 20.0  # seconds from a request's first byte to the last of its answer
 LINGER_LIMIT = 5.0  # seconds for a client that is still sending to read its answer
 
@@ -76,6 +82,14 @@ def pre_exec(server: Arbiter) -> None:
     server.cfg.env_orig["PLANTS_TOKENS"] = os.environ["PLANTS_TOKENS"]
 
 
+class ThreadPool(ThreadPoolExecutor):
+    """A pool that does with the threads it has where the platform allows no more."""
+
+    def _adjust_thread_count(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            super()._adjust_thread_count()
+
+
 class Worker(ThreadWorker):
     """gunicorn's thread worker, made to bear slow clients and to answer in the service's terms."""
 
@@ -84,8 +98,8 @@ class Worker(ThreadWorker):
         self.deadlines: dict[TConn, float] = {}
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
-        """A pool that grows to a thread a connection: a slow client then keeps none from others."""
-        return ThreadPoolExecutor(self.cfg.worker_connections)
+        """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
+        return ThreadPool(self.cfg.worker_connections)
 
     def accept(self, listener: socket.socket) -> None:
         """Accept a connection later where there is no descriptor for it now."""
@@ -93,7 +107,7 @@ class Worker(ThreadWorker):
             super().accept(listener)
         except OSError as error:
             self.log.error("a connection has to wait: %s", error.strerror)
-            time.sleep(0.1)
+            time.sleep(0.1)  # it is still there, and would be tried at once
 
     def notify(self) -> None:
         """Tell the master, about every second, that all is well; cut off who takes too long."""
@@ -153,15 +167,8 @@ class Worker(ThreadWorker):
         with contextlib.suppress(OSError):
             client.sendall(head.encode() + body)
         # Not what it says: a broken header can have a token in it.
-        self.log.line(addr, type(exc).__name__, str(status.value), len(body), 0.0, request_id)
-
-
-PARSE_STATUS = {
-    errors.LimitRequestLine: 414,
-    errors.ExpectationFailed: 417,
-    errors.LimitRequestHeaders: 431,
-    errors.UnsupportedTransferCoding: 501,
-}
+        host = addr[0] if addr else ""
+        self.log.line(host, type(exc).__name__, str(status.value), len(body), 0.0, request_id)
 
 
 class Logger(glogging.Logger):
@@ -176,18 +183,17 @@ class Logger(glogging.Logger):
         """Log a request that the application has answered, its path without the query."""
         request = f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"
         request_id = environ.get("plants.request_id", "-")
-        seconds = request_time.total_seconds()
-        client = (environ["REMOTE_ADDR"],)
-        self.line(client, request, str(resp.status)[:3], resp.sent, seconds, request_id)
+        host, status = environ["REMOTE_ADDR"], str(resp.status)[:3]
+        self.line(host, request, status, resp.sent, request_time.total_seconds(), request_id)
 
     def line(
-        self, client: Any, request: str, status: str, sent: int, seconds: float, request_id: str
+        self, host: str, request: str, status: str, sent: int, seconds: float, request_id: str
     ) -> None:
-        """Write a line of the Common Log Format, with the time taken and the id of the request."""
+        """Write a line of the Common Log Format, then the time taken and the id of the request."""
         if self.access_log_enabled:
-            host = client[0] if isinstance(client, tuple) and client[0] else "-"
             self.access_log.info(
-                f'{host} - - {self.now()} "{request}" {status} {sent} {seconds:.4f}s {request_id}'
+                f'{host or "-"} - - {self.now()} "{request}" '
+                f"{status} {sent} {seconds:.4f}s {request_id}"
             )
 
 

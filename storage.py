@@ -89,7 +89,7 @@ class Engine(Protocol):
         """All plants as of now, in the order of id."""
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, in a turn of its own."""
 
 
 class Storage:
@@ -152,8 +152,7 @@ class Storage:
 
     def close(self) -> None:
         """Close the connection; the storage opens another when it is used again."""
-        with contextlib.suppress(Unavailable), self._engine.turn(self._wait_limit):
-            self._engine.close()
+        self._engine.close()
 
     def _store(self, batch: Sequence[Plant | None]) -> tuple[int, list[Exception | None]]:
         """Write a batch, in which None stands for a look at the storage, inside the turn."""
@@ -167,8 +166,8 @@ class Storage:
         except Exception as error:
             if len(batch) == 1:
                 return 0, [error]
-            counts, outcomes = zip(*(self._store([item]) for item in batch), strict=True)
-            return sum(counts), list(itertools.chain.from_iterable(outcomes))
+            single = [self._store([item]) for item in batch]
+            return sum(new for new, _ in single), [outcome for _, (outcome,) in single]
         return new, [
             Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
             if plant is not None and stored.get(plant.id, plant) != plant
@@ -323,12 +322,12 @@ class SQLiteEngine:
     @contextlib.contextmanager
     def turn(self, timeout: float) -> Iterator[None]:
         """Take turns on the directory: a lock on the file itself would undo SQLite's own."""
-        if self._turn is None:
-            try:
+        try:
+            if self._turn is None:
                 self._turn = Turn(os.path.dirname(self._path))
-            except OSError as error:
-                raise StartRefused(f"{self._path}: its directory: {error.strerror}") from None
-        taken = self._turn.take(timeout)
+            taken = self._turn.take(timeout)
+        except OSError as error:
+            raise StartRefused(f"{self._path}: its directory: {error.strerror}") from None
         try:
             yield
         finally:
@@ -373,13 +372,17 @@ class SQLiteEngine:
 
     def close(self) -> None:
         if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+            with contextlib.suppress(Unavailable), self.turn(self._busy_timeout):
+                self._connection.close()
+                self._connection = None
 
     def _open(self) -> sqlite3.Connection:
         try:
             connection = sqlite3.connect(
-                self._path, self._busy_timeout, isolation_level=None, check_same_thread=False
+                self._path,
+                timeout=self._busy_timeout,
+                isolation_level=None,
+                check_same_thread=False,
             )
         except sqlite3.Error as error:
             raise StartRefused(f"{self._path}: {error}; see that it can be written") from None

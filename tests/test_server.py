@@ -428,6 +428,19 @@ def test_running_out_of_descriptors_kills_no_worker(serve):
     assert server.workers() == before
 
 
+def test_running_out_of_threads_kills_no_worker(serve):
+    """Platforms limit them; here it is the memory for their stacks."""
+    limited = f"ulimit -v 1500000; exec {GUNICORN} --bind 127.0.0.1:0"
+    server = serve(command=["sh", "-c", limited], WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    before = server.workers()
+    with contextlib.ExitStack() as hogs:
+        for _ in range(300):
+            hogs.enter_context(server.connect()).sendall(b"POST /pl")
+    assert server.post(MONSTERA)[0] == 200
+    assert server.workers() == before
+
+
 # when the storage is away
 
 
