@@ -1,4 +1,4 @@
-"""The HTTP interface: POST /plants stores a plant; GET /healthz tells whether it could.
+"""The HTTP interface: POST /plants stores a plant, GET /healthz tells whether that is possible.
 
 Contains no SQL: storage.py stores. gunicorn.conf.py runs this; schemas/ says what a plant is.
 """
@@ -11,12 +11,13 @@ import logging
 import os
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from bottle import Bottle, HTTPError, PluginError, Route, request, response
 
-from schemas import InvalidPlant, parse_new_plant
+from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import Conflict, Plant, StartRefused, Storage, Unavailable, database_url
 
 log = logging.getLogger("plants")
@@ -26,26 +27,59 @@ BODY_LIMIT = 2**20  # bytes
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 RETRY_AFTER = "1"  # seconds
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # b64token, RFC 6750 section 2.1
+ORIGIN = re.compile(r"\*|https?://[\w.:\[\]-]+", re.ASCII)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
+PREFLIGHT = [
+    ("Access-Control-Allow-Methods", "POST"),
+    ("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-ID"),
+    ("Access-Control-Max-Age", "600"),  # seconds
+]
+STATIC = Path(__file__).with_name("static")
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/script.js": ("script.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src 'self'; script-src 'self'; style-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def get_app() -> WSGIApp:
     """The application as the environment sets it up. Raises StartRefused."""
-    storage, tokens = read_environment()
+    storage, tokens, origins = read_environment()
     atexit.register(storage.close)
-    return create_app(storage, tokens)
+    return create_app(storage, tokens, origins)
 
 
 def check_start() -> None:
     """Raise StartRefused for whatever would keep the service from working."""
-    storage, _ = read_environment()
+    storage, tokens, origins = read_environment()
+    create_app(storage, tokens, origins)
     storage.check_start()
     storage.close()
 
 
-def read_environment() -> tuple[Storage, list[str]]:
-    """What DATABASE_URL and PLANTS_TOKENS say. Raises StartRefused."""
-    return Storage.from_url(database_url()), parse_tokens(os.environ.get("PLANTS_TOKENS", ""))
+def read_environment() -> tuple[Storage, list[str], list[str]]:
+    """What DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused."""
+    return (
+        Storage.from_url(database_url()),
+        parse_tokens(os.environ.get("PLANTS_TOKENS", "")),
+        parse_origins(os.environ.get("PLANTS_CORS_ORIGINS")),
+    )
+
+
+def parse_origins(setting: str | None) -> list[str]:
+    """The origins (RFC 6454, 6.2) in `setting`; none if it is None. Raises StartRefused."""
+    origins = re.findall(r"[^,\s]+", setting or "")
+    if setting is not None and not (origins and all(ORIGIN.fullmatch(each) for each in origins)):
+        raise StartRefused(
+            "PLANTS_CORS_ORIGINS must be * or origins like https://example.org, without a path, "
+            "separated by commas"
+        )
+    return origins
 
 
 def parse_tokens(setting: str) -> list[str]:
@@ -60,8 +94,11 @@ def parse_tokens(setting: str) -> list[str]:
     return tokens
 
 
-def create_app(storage: Storage, tokens: Iterable[str]) -> WSGIApp:
-    """A WSGI application that stores in `storage` for who has one of `tokens`."""
+def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str] = ()) -> WSGIApp:
+    """A WSGI application that stores in `storage` for who has one of `tokens`.
+
+    Pages of `origins` may call it from a browser; "*" stands for all pages there are.
+    """
     app = Bottle()
     app.default_error_handler = answer_error
     app.install(BearerPlugin(tokens))
@@ -90,7 +127,27 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> WSGIApp:
             raise unavailable(error) from None
         return to_json({"status": "ok"})
 
-    return identify_requests(app)
+    publish(app, "/openapi.json", "application/json", json.dumps(openapi(), indent=2).encode())
+    for path, (name, content_type) in PAGE.items():
+        publish(app, path, content_type, (STATIC / name).read_bytes())
+    return add_headers(allow_origins(app, origins))
+
+
+def publish(app: Bottle, path: str, content_type: str, body: bytes) -> None:
+    """Add a route that answers everybody with `body`, or 304 if they have it (RFC 9110, 13.1.2)."""
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+    @app.route(path, ["GET", "HEAD"], skip=[BearerPlugin.name])
+    def published() -> bytes:
+        response.set_header("ETag", etag)
+        response.set_header("Cache-Control", "no-cache")
+        if etag in request.environ.get("HTTP_IF_NONE_MATCH", ""):
+            response.status = 304
+            return b""
+        response.content_type = content_type
+        response.set_header("Content-Security-Policy", PAGE_POLICY)
+        response.set_header("Referrer-Policy", "no-referrer")
+        return body
 
 
 class BearerPlugin:
@@ -185,16 +242,44 @@ def answer_error(error: HTTPError) -> bytes:
 
 
 def to_json(answer: dict[str, Any]) -> bytes:
-    """Make `answer` the JSON body of the response."""
+    """Make `answer` the JSON body of the response, which nobody keeps."""
     response.content_type = "application/json"
+    response.set_header("Cache-Control", "no-store")
     return json.dumps(answer, ensure_ascii=False).encode(errors="replace")
 
 
-def identify_requests(app: WSGIApp) -> WSGIApp:
+def allow_origins(app: WSGIApp, origins: Collection[str]) -> WSGIApp:
+    """Wrap `app` so that pages of `origins` may store plants (fetch.spec.whatwg.org, CORS)."""
+    if not origins:
+        return app
+
+    def shared(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/plants":
+            return app(environ, start_response)
+        origin = environ.get("HTTP_ORIGIN", "")
+        allowed = [("Vary", "Origin")]
+        if origin and ("*" in origins or origin in origins):
+            allowed += [
+                ("Access-Control-Allow-Origin", "*" if "*" in origins else origin),
+                ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
+            ]
+            if environ["REQUEST_METHOD"] == "OPTIONS":  # the browser asks before it sends a token
+                start_response("204 No Content", [*allowed, *PREFLIGHT])
+                return []
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+            return start_response(status, [*headers, *allowed], exc_info)
+
+        return app(environ, start)
+
+    return shared
+
+
+def add_headers(app: WSGIApp) -> WSGIApp:
     """Wrap `app` so that each request and its answer have an X-Request-ID.
 
     It is the client's own if that is fit for a log; others find it in environ, as
-    plants.request_id.
+    plants.request_id. Also tells browsers not to guess another Content-Type.
     """
 
     def identified(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -202,9 +287,10 @@ def identify_requests(app: WSGIApp) -> WSGIApp:
         if not REQUEST_ID.fullmatch(request_id):
             request_id = f"{random.getrandbits(128):032x}"
         environ["plants.request_id"] = request_id
+        own = [("X-Request-ID", request_id), ("X-Content-Type-Options", "nosniff")]
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            return start_response(status, [*headers, ("X-Request-ID", request_id)], exc_info)
+            return start_response(status, headers + own, exc_info)
 
         return app(environ, start)
 

@@ -162,6 +162,7 @@ class Worker(ThreadWorker):
         head = (
             f"HTTP/1.1 {status} {status.phrase}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
             f"X-Request-ID: {request_id}\r\n\r\n"
         )
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ Contains no HTTP and no SQL: app.py uses it for requests, storage.py for `load`.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,10 +28,7 @@ def _load(*names: str) -> dict[str, Draft202012Validator]:
     referencing.exceptions.Unresolvable for a `$ref` that leads to none of the files:
     nothing is ever fetched.
     """
-    schemas = {
-        name: json.loads(Path(__file__).with_name(f"{name}.json").read_text("utf-8"))
-        for name in names
-    }
+    schemas = {name: _read(name) for name in names}
     resources = [(schema["$id"], Resource.from_contents(schema)) for schema in schemas.values()]
     registry: Registry[Any] = Registry().with_resources(resources).crawl()
     for schema in schemas.values():
@@ -41,6 +38,11 @@ def _load(*names: str) -> dict[str, Draft202012Validator]:
     return {
         name: Draft202012Validator(schema, registry=registry) for name, schema in schemas.items()
     }
+
+
+def _read(name: str, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    text = Path(__file__).with_name(f"{name}.json").read_text("utf-8")
+    return json.loads(text, object_hook=object_hook)
 
 
 def _refs(schema: Any) -> Iterator[str]:
@@ -56,6 +58,24 @@ def _refs(schema: Any) -> Iterator[str]:
 
 #: A validator for each of the schemas, by the name of its file.
 VALIDATORS = _load("plant", "new-plant", "error")
+
+
+def openapi() -> dict[str, Any]:
+    """schemas/openapi.json with the other schemas as its components, so that it stands alone.
+
+    Each goes by its title there, and they refer to each other within the document.
+    """
+    titles = {f"{name}.json": _read(name)["title"] for name in VALIDATORS}
+
+    def localize(part: dict[str, Any]) -> dict[str, Any]:
+        if "$ref" in part:
+            part["$ref"] = f"#/components/schemas/{titles[part['$ref']]}"
+        return {key: value for key, value in part.items() if key not in ("$id", "$schema")}
+
+    document: dict[str, Any] = _read("openapi")
+    schemas = {title: _read(file.removesuffix(".json"), localize) for file, title in titles.items()}
+    document["components"]["schemas"] = schemas
+    return document
 
 
 def parse_new_plant(body: bytes) -> dict[str, Any]:
