@@ -1,0 +1,282 @@
+"""What the service says of itself: /openapi.json, the page at /, and who may call from a browser.
+
+tests/ci/ tries the same with a browser, a fuzzer and a generated client.
+"""
+
+import json
+import re
+
+import pytest
+from jsonschema import Draft202012Validator
+from webtest import TestApp
+
+from app import BODY_LIMIT, PAGE, STATIC, create_app, parse_origins
+from schemas import VALIDATORS, openapi
+from storage import Plant, StartRefused, Unavailable
+from tests.conftest import TOKEN
+
+ORIGIN = "https://garden.example"
+
+
+class Broken:
+    """A storage that raises what it is told."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def add(self, plant: Plant) -> None:
+        raise self.error
+
+
+def everywhere(part):
+    """Every object in a JSON document."""
+    if isinstance(part, dict):
+        yield part
+        part = list(part.values())
+    if isinstance(part, list):
+        for item in part:
+            yield from everywhere(item)
+
+
+def resolve(document, part):
+    """What `part` is, or refers to within the document."""
+    while "$ref" in part:
+        place, part = part["$ref"], document
+        assert place.startswith("#/")
+        for step in place[2:].split("/"):
+            part = part[step]
+    return part
+
+
+# openapi.json
+
+
+def test_it_is_public_and_stands_alone(client):
+    """OpenAPI 3.1 of the interface's version, with a relative server and local references only."""
+    client.authorization = None
+    answer = client.get("/openapi.json")
+    assert answer.content_type == "application/json"
+    document = answer.json
+    assert document == openapi()
+    assert document["openapi"].startswith("3.1")
+    assert document["info"]["version"] == "1.0.0"
+    assert [server["url"] for server in document["servers"]] == ["/"]
+    for part in everywhere(document):
+        assert not {"$id", "$schema"} & set(part)
+        assert resolve(document, part)
+
+
+def test_its_shapes_are_the_schemas(client):
+    """components.schemas is what the service checks with, and nothing is written twice."""
+    components = openapi()["components"]["schemas"]
+    assert set(components) == {"Plant", "NewPlant", "Error"}
+    for validator in VALIDATORS.values():
+        shape = dict(validator.schema)
+        component = dict(components[shape["title"]])
+        assert component.pop("allOf", None) or component == {
+            key: value for key, value in shape.items() if not key.startswith("$")
+        }
+    assert components["NewPlant"]["allOf"][0] == {"$ref": "#/components/schemas/Plant"}
+
+
+def test_it_is_sent_again_only_when_it_has_changed(client):
+    """An ETag and 304."""
+    first = client.get("/openapi.json")
+    etag = first.headers["ETag"]
+    for known in (etag, f'W/{etag}, "other"'):
+        again = client.get("/openapi.json", headers={"If-None-Match": known})
+        assert (again.status_int, again.body, again.headers["ETag"]) == (304, b"", etag)
+    assert client.get("/openapi.json", headers={"If-None-Match": '"other"'}).body == first.body
+    assert client.head("/openapi.json").headers["ETag"] == etag
+
+
+def test_it_says_who_needs_a_token():
+    """All but /healthz."""
+    document = openapi()
+    assert document["security"] == [{"bearer": []}]
+    assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    assert "security" not in document["paths"]["/plants"]["post"]
+    assert document["paths"]["/healthz"]["get"]["security"] == []
+
+
+PROVOKED = {
+    "200": {},
+    "400": {"body": {"id": "7"}},
+    "401": {"token": "another-token-0123456789"},
+    "405": {"method": "GET"},
+    "409": {"before": {"id": 7, "name": "Sequoia"}},
+    "413": {"body": " " * (BODY_LIMIT + 1)},
+    "415": {"content_type": "text/plain"},
+    "503": {"error": Unavailable("away")},
+    "default": {"error": ZeroDivisionError()},
+}
+
+
+@pytest.mark.parametrize("status", PROVOKED)
+def test_each_answer_is_as_described(storage, status):
+    """Every example fits its schema and is what the service really answers, headers included."""
+    how = PROVOKED[status]
+    document = openapi()
+    operation = document["paths"]["/plants"]["post"]
+    assert set(operation["responses"]) == set(PROVOKED)
+    described = resolve(document, operation["responses"][status])
+    content = described["content"]["application/json"]
+    requests = operation["requestBody"]["content"]["application/json"]["examples"]
+
+    client = TestApp(create_app(Broken(how["error"]) if "error" in how else storage, [TOKEN]))
+    headers = {
+        "Authorization": f"Bearer {how.get('token', TOKEN)}",
+        "Content-Type": how.get("content_type", "application/json"),
+    }
+    if "before" in how:
+        client.post_json("/plants", how["before"], headers={"Authorization": f"Bearer {TOKEN}"})
+    answers = content.get("examples") or {"tagged": {"value": content["example"]}}
+    for name, example in answers.items():
+        body = how.get("body", requests[name]["value"])
+        body = body if isinstance(body, str) else json.dumps(body)
+        answer = client.request(
+            "/plants",
+            method=how.get("method", "POST"),
+            body=body.encode(),
+            headers=headers,
+            expect_errors=True,
+        )
+        assert str(answer.status_int) == ("500" if status == "default" else status)
+        assert answer.json == example["value"]
+        schema = {**content["schema"], "components": document["components"]}
+        Draft202012Validator(schema).validate(answer.json)
+        for header, about in described["headers"].items():
+            value = answer.headers[header]
+            about = resolve(document, about)
+            assert about["required"]
+            value = int(value) if about["schema"]["type"] == "integer" else value
+            Draft202012Validator(about["schema"]).validate(value)
+    for request in requests.values():
+        VALIDATORS["new-plant"].validate(request["value"])
+
+
+def test_health_is_as_described(client):
+    """Its one success, too."""
+    described = openapi()["paths"]["/healthz"]["get"]["responses"]["200"]
+    content = described["content"]["application/json"]
+    assert client.get("/healthz").json == content["example"]
+    Draft202012Validator(content["schema"]).validate(content["example"])
+
+
+# the page
+
+
+def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
+    """Its own files only, under a policy that allows no others, and no referrer."""
+    client.authorization = None
+    for path, (name, content_type) in PAGE.items():
+        answer = client.get(path)
+        assert answer.headers["Content-Type"] == content_type
+        assert answer.body == (STATIC / name).read_bytes()
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy and "http" not in policy and "*" not in policy
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        found = re.findall(rb"(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", answer.body)
+        assert found in ([], [b"http://www.w3.org/2000/svg"])
+    linked = re.findall(r'(?:src|href)="([^"]+)"', client.get("/").text)
+    assert {f"/{name}" for name in linked} <= {*PAGE, "/openapi.json"}
+
+
+def test_the_page_is_small():
+    """Few enough lines to be read."""
+    assert sum(len((STATIC / name).read_text().splitlines()) for name, _ in PAGE.values()) <= 310
+
+
+# headers for browsers
+
+
+def test_no_answer_is_guessed_at_and_none_of_the_api_is_kept(client):
+    """nosniff everywhere; no-store on what POST /plants and /healthz answer, errors included."""
+    for path in ("/healthz", "/plants", "/nowhere"):
+        answer = client.get(path, expect_errors=True)
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    for path in ("/", "/openapi.json"):
+        assert client.get(path).headers["X-Content-Type-Options"] == "nosniff"
+        assert client.get(path).headers["Cache-Control"] == "no-cache"
+
+
+def cors(answer):
+    return {n.lower(): v for n, v in answer.headers.items() if n.startswith("Access-Control")}
+
+
+def ask(client, origin):
+    """What a browser asks before a page's first request, and the request itself."""
+    client.authorization = None
+    headers = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    preflight = client.options("/plants", headers, expect_errors=True)
+    client.authorization = ("Bearer", TOKEN)
+    plant = {"id": 7, "name": "Monstera"}
+    return preflight, client.post_json("/plants", plant, headers={"Origin": origin})
+
+
+def test_without_the_setting_no_page_from_elsewhere_may_call(client):
+    """No CORS header at all."""
+    preflight, answer = ask(client, ORIGIN)
+    assert preflight.status_int == 405
+    assert cors(preflight) == cors(answer) == {}
+
+
+@pytest.mark.parametrize("origins", [["*"], ["https://other.example", ORIGIN]])
+def test_a_page_of_a_listed_origin_may_call(storage, origins):
+    """The browser is answered without a token; the page gets to see id and retry time."""
+    client = TestApp(create_app(storage, [TOKEN], origins))
+    preflight, answer = ask(client, ORIGIN)
+    allowed = "*" if "*" in origins else ORIGIN
+    assert (preflight.status_int, preflight.body) == (204, b"")
+    assert cors(preflight)["access-control-allow-origin"] == allowed
+    assert cors(preflight)["access-control-allow-methods"] == "POST"
+    for name in ("Authorization", "Content-Type"):
+        assert name in cors(preflight)["access-control-allow-headers"]
+    client.authorization = None
+    refused = client.post_json("/plants", {}, headers={"Origin": ORIGIN}, expect_errors=True)
+    assert refused.status_int == 401
+    for each in (answer, refused):
+        assert cors(each)["access-control-allow-origin"] == allowed
+        assert cors(each)["access-control-expose-headers"] == "X-Request-ID, Retry-After"
+        assert each.headers["Vary"] == "Origin"
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://garden.example", "null"])
+def test_a_page_of_another_origin_gets_nothing(storage, origin):
+    """Scheme, host and port are the origin."""
+    client = TestApp(create_app(storage, [TOKEN], [ORIGIN]))
+    preflight, answer = ask(client, origin)
+    assert preflight.status_int == 405
+    assert cors(preflight) == cors(answer) == {}
+
+
+def test_only_storing_is_shared(storage):
+    """Other paths are none of a page's business."""
+    client = TestApp(create_app(storage, [TOKEN], ["*"]))
+    assert cors(client.get("/healthz", headers={"Origin": ORIGIN})) == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "origins"),
+    [(None, []), ("*", ["*"]), ("https://a.example, http://localhost:3000",
+                                ["https://a.example", "http://localhost:3000"])],
+)  # fmt: skip
+def test_origins_are_separated_by_commas_or_spaces(setting, origins):
+    """Or one star for all."""
+    assert parse_origins(setting) == origins
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["", " ", "garden.example", "https://garden.example/", "https://*", "ftp://a.example"],
+)
+def test_what_is_no_origin_is_refused(setting):
+    """An origin has a scheme and no path: a browser would never send this one."""
+    with pytest.raises(StartRefused, match="PLANTS_CORS_ORIGINS must be"):
+        parse_origins(setting)
