@@ -166,7 +166,7 @@ def test_sighup_takes_changed_code_and_keeps_the_token(serve, tmp_path):
     """New workers run the code as it is now; a token that was made at start stays good."""
     copy = tmp_path / "copy"
     copy.mkdir()
-    for name in ("app.py", "storage.py", "schemas", "gunicorn.conf.py"):
+    for name in ("app.py", "storage.py", "schemas", "static", "gunicorn.conf.py"):
         subprocess.run(["cp", "-r", ROOT / name, copy], check=True)
     server = serve(
         f"--chdir={copy}",
@@ -188,6 +188,7 @@ def test_sighup_takes_changed_code_and_keeps_the_token(serve, tmp_path):
 
 
 def printed_token(server: Server) -> str:
+    assert server.port
     return wait_until(lambda: re.search("Authorization: Bearer ([^']+)'", server.err))[1]
 
 
