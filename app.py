@@ -26,7 +26,7 @@ WSGIApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[byt
 BODY_LIMIT = 2**20  # bytes
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 RETRY_AFTER = "1"  # seconds
-TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # b64token, RFC 6750 section 2.1
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
 ORIGIN = re.compile(r"\*|https?://[\w.:\[\]-]+", re.ASCII)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 PREFLIGHT = [
@@ -195,7 +195,7 @@ def require_json() -> None:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         sent = f"not {content_type}" if content_type else "and there was none"
         raise HTTPError(415, f"Content-Type must be application/json, {sent}")
-    coding = request.environ.get("HTTP_CONTENT_ENCODING", "identity")
+    coding = request.environ.get("HTTP_CONTENT_ENCODING") or "identity"
     if coding.lower() != "identity":
         raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
 

@@ -60,8 +60,11 @@ class Unavailable(Exception):
     """The storage can't answer for the plant now; storing it again later is safe."""
 
 
-class StartRefused(Exception):
-    """The service can't run as it is set up. The message tells the operator what to mend."""
+class StartRefused(Unavailable):
+    """The service can't work until an operator mends what the message says.
+
+    At start it ends the start; later it is one more reason to be unavailable.
+    """
 
 
 def database_url() -> str:
@@ -72,7 +75,7 @@ def database_url() -> str:
 class Engine(Protocol):
     """A database: one connection, opened when first used, for one thread at a time.
 
-    The methods raise Unavailable for what may pass, StartRefused for what an operator has to mend.
+    The methods raise Unavailable for what may pass, StartRefused where an operator has to act.
     """
 
     def turn(self, timeout: float) -> contextlib.AbstractContextManager[None]:
@@ -143,8 +146,13 @@ class Storage:
 
     def check_start(self) -> None:
         """Raise StartRefused if the storage will not work until an operator mends it."""
-        with contextlib.suppress(Unavailable), self._engine.turn(self._wait_limit):
-            self._engine.insert([])
+        try:
+            with self._engine.turn(self._wait_limit):
+                self._engine.insert([])
+        except StartRefused:
+            raise
+        except Unavailable as error:  # which may pass
+            log.warning("starting nevertheless: %s", error)
 
     def rows(self) -> Iterator[Plant]:
         """All plants as of now, in the order of id, one at a time from the database."""
@@ -159,8 +167,6 @@ class Storage:
         plants = sorted((plant for plant in batch if plant is not None), key=attrgetter("id"))
         try:
             new, stored = self._engine.insert(plants)
-        except StartRefused as error:  # the service runs already: wait for the operator
-            raise Unavailable(str(error)) from error
         except Unavailable:
             raise
         except Exception as error:
@@ -521,7 +527,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             storage.check_start()
             counts = load(storage, sys.stdin.buffer)
-    except (StartRefused, Unavailable) as error:
+    except Unavailable as error:
         print(error, file=sys.stderr)
         return 1
     except BrokenPipeError:  # dump | head: nobody reads on

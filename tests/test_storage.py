@@ -321,6 +321,18 @@ def test_many_threads_of_many_processes_store_all(database, stored):
 # the turn
 
 
+def test_a_folder_that_goes_away_is_unavailable(tmp_path):
+    """What would refuse a start is, later, one more thing to wait for."""
+    folder = tmp_path / "folder"
+    storage = open_storage(folder / "plants.db")
+    for look in (lambda: storage.add(Plant(7, "Monstera")), storage.check):
+        with pytest.raises(Unavailable, match="its directory: No such file"):
+            look()
+    folder.mkdir()
+    storage.add(Plant(7, "Monstera"))
+    storage.close()
+
+
 def test_a_turn_that_another_process_keeps_ends_in_time(storage, tmp_path, stored):
     """The wait is bounded, though flock's is not, and nothing was stored."""
     storage.check_start()
