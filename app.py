@@ -95,7 +95,7 @@ def parse_tokens(setting: str) -> list[str]:
 
 
 def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str] = ()) -> WSGIApp:
-    """A WSGI application that stores in `storage` for who has one of `tokens`.
+    """A WSGI application that stores plants in `storage` for clients with one of `tokens`.
 
     Pages of `origins` may call it from a browser; "*" stands for all pages there are.
     """
@@ -195,13 +195,14 @@ def require_json() -> None:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         sent = f"not {content_type}" if content_type else "and there was none"
         raise HTTPError(415, f"Content-Type must be application/json, {sent}")
-    coding = request.environ.get("HTTP_CONTENT_ENCODING") or "identity"
-    if coding.lower() != "identity":
-        raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
+    for header, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
+        coding = request.get_header(header) or plain
+        if coding.lower() != plain:
+            raise HTTPError(415, f"{header} must be {plain} or left out, not {coding}")
 
 
 def read_body() -> bytes:
-    """The whole body, which Content-Length, if any, is as long as.
+    """The whole body, as long as Content-Length says it is.
 
     Raises HTTPError 413 for one beyond BODY_LIMIT, and 400 for one that ends early or is badly
     chunked. Bottle's request.body would undo a chunked encoding that gunicorn has undone already.
@@ -227,7 +228,7 @@ def unavailable(reason: Unavailable) -> HTTPError:
 
 
 def answer_error(error: HTTPError) -> bytes:
-    """The Error object for every answer of 400 and above, whoever raised it."""
+    """The body of every answer of 400 and above: an Error object, whoever raised the error."""
     message = str(error.body)
     if error.status_code == 404:
         message = f"there is nothing at {request.path}; plants are created with POST /plants"

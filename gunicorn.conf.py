@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import secrets
 import socket
 import sys
@@ -30,7 +31,7 @@ PARSE_STATUS = {
     errors.LimitRequestHeaders: 431,
     errors.UnsupportedTransferCoding: 501,
 }
-REQUEST_LIMIT = 20.0  # seconds from a request's first byte to the last of its answer
+REQUEST_LIMIT = 20.0  # seconds from a request's first byte to the last that is read of it
 LINGER_LIMIT = 5.0  # seconds for a client that is still sending to read its answer
 
 
@@ -68,9 +69,10 @@ def on_starting(server: Arbiter) -> None:
 def when_ready(server: Arbiter) -> None:
     """Show how to store a plant, if only this process knows the token."""
     if token_is_new:
+        where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", str(server.LISTENERS[0]))
         print(
             "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
-            f"curl {server.LISTENERS[0]}/plants -H 'Content-Type: application/json' \\\n"
+            f"curl {where}/plants -H 'Content-Type: application/json' \\\n"
             f"  -H 'Authorization: Bearer {os.environ['PLANTS_TOKENS']}' \\\n"
             """  -d '{"id": 7, "name": "Monstera", "tag": "indoor"}'\n""",
             file=sys.stderr,
@@ -83,7 +85,7 @@ def pre_exec(server: Arbiter) -> None:
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """A pool that does with the threads it has where the platform allows no more."""
+    """A pool that makes do with the threads it has where the platform allows no more."""
 
     def _adjust_thread_count(self) -> None:
         with contextlib.suppress(RuntimeError):
@@ -109,25 +111,31 @@ class Worker(ThreadWorker):
             self.log.error("a connection has to wait: %s", error.strerror)
             time.sleep(0.1)  # it is still there, and would be tried at once
 
+    def enqueue_req(self, conn: TConn) -> None:
+        """Let a thread handle a request, for which there are REQUEST_LIMIT seconds from now."""
+        self.deadlines[conn] = time.monotonic() + REQUEST_LIMIT
+        super().enqueue_req(conn)
+
     def notify(self) -> None:
         """Tell the master, about every second, that all is well; cut off who takes too long."""
         super().notify()
         now = time.monotonic()
         for conn, deadline in self.deadlines.copy().items():
-            if deadline < now:
+            # First what it sends, so that it can still be told; then what it does not read.
+            how = socket.SHUT_RD if now < deadline + LINGER_LIMIT else socket.SHUT_RDWR
+            if now > deadline:
                 with contextlib.suppress(OSError):
-                    conn.sock.shutdown(socket.SHUT_RDWR)
+                    conn.sock.shutdown(how)
 
     def handle(self, conn: TConn) -> Any:
-        """Answer a request within REQUEST_LIMIT. Returns whether the connection stays open."""
-        self.deadlines[conn] = time.monotonic() + REQUEST_LIMIT
+        """Answer a request. Returns whether the connection stays open."""
         try:
             keep = super().handle(conn)
             if keep is False:
                 self.linger(conn.sock)
             return keep
         finally:
-            del self.deadlines[conn]
+            self.deadlines.pop(conn, None)
 
     def linger(self, sock: socket.socket) -> None:
         """Read on until the client has read its answer (RFC 9112 section 9.6).

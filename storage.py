@@ -16,11 +16,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from operator import attrgetter
+from queue import SimpleQueue
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from schemas import InvalidPlant, parse_new_plant
 
@@ -28,7 +29,7 @@ DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds until a plant that is not stored yet is given up
 BUSY_TIMEOUT = WAIT_LIMIT / 2  # the part of them for a file that another program has locked
 CHECK_LIMIT = 1.5  # seconds that a look at the storage may take
-LOAD_BATCH = 250  # plants; three values each stay below the 999 that any SQLite takes
+LOAD_BATCH = 250  # plants; larger ones are no faster, and keep the service waiting for its turn
 LINE_LIMIT = 2**20 + 2**10  # bytes; a dump's line is hardly longer than the request's body was
 
 log = logging.getLogger("plants")
@@ -81,6 +82,9 @@ class Engine(Protocol):
     def turn(self, timeout: float) -> contextlib.AbstractContextManager[None]:
         """Keep this host's other processes from writing, after at most `timeout` seconds."""
 
+    def create(self) -> None:
+        """Make the database ready where it is new. Needs the turn."""
+
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         """Store those whose id is new, durably; without plants, prove that it could.
 
@@ -103,7 +107,7 @@ class Storage:
         self._engine = engine
         self._wait_limit = wait_limit
         self._group = GroupCommit(engine.turn, lambda batch: self._store(batch)[1], wait_limit)
-        self._checker = ThreadPoolExecutor(1, "check")
+        self._checker = BackgroundThread()
         self._check: Future[None] | None = None
 
     @classmethod
@@ -145,9 +149,13 @@ class Storage:
             raise Unavailable(f"no answer from the storage for {CHECK_LIMIT} s") from None
 
     def check_start(self) -> None:
-        """Raise StartRefused if the storage will not work until an operator mends it."""
+        """Raise StartRefused if the storage will not work until an operator mends it.
+
+        Nothing else creates a database: one that goes away later must not be replaced in silence.
+        """
         try:
             with self._engine.turn(self._wait_limit):
+                self._engine.create()
                 self._engine.insert([])
         except StartRefused:
             raise
@@ -268,26 +276,56 @@ class GroupCommit:
                 waiter.wake.release()
 
 
+class BackgroundThread:
+    """Runs calls one after another in a thread that the process does not wait for at its end."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[None], Callable[..., None], Any]] = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+        """Return at once what `call` will have come to."""
+        future: Future[None] = Future()
+        self._calls.put((future, call, arguments))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, call, arguments = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+
+
 class Turn:
     """A lock between the processes of a host that dies with its holder.
 
-    flock(2) can't wait for a limited time, so where the lock is not free at once another thread
-    waits for it: that is as fast as waiting oneself, while trying again and again loses a tenth
-    to a half of the throughput to the other processes and to the interpreter lock.
+    It is for one thread of a process at a time; GroupCommit sees to that. flock(2) can't wait for
+    a limited time, so where the lock is not free another thread waits for it. That is as fast as
+    to wait oneself, while to try again and again loses a tenth to a half of the throughput.
     """
 
     def __init__(self, directory: str) -> None:
-        # Two descriptions of one lock, so that a wait that was given up can't free the other.
-        self._direct, self._waited = (os.open(directory, os.O_RDONLY) for _ in range(2))
-        self._waiting_thread = ThreadPoolExecutor(1, "turn")
+        self._directory = directory
+        self._thread = BackgroundThread()
+        self._direct = self._waited = -1
 
     def take(self, timeout: float) -> int:
-        """Wait for the turn `timeout` seconds. Returns what to release; raises Unavailable."""
+        """Wait for the turn `timeout` seconds. Returns what to release.
+
+        Raises Unavailable if it does not come, and OSError if the directory can't be locked.
+        """
+        if self._direct < 0:
+            # Two descriptions of one lock, so that a wait that was given up can't free the other.
+            self._waited = os.open(self._directory, os.O_RDONLY)
+            self._direct = os.open(self._directory, os.O_RDONLY)
         try:
             fcntl.flock(self._direct, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return self._direct
         except BlockingIOError:
-            wait = self._waiting_thread.submit(fcntl.flock, self._waited, fcntl.LOCK_EX)
+            wait = self._thread.submit(fcntl.flock, self._waited, fcntl.LOCK_EX)
         try:
             wait.result(max(timeout, 0))
         except FutureTimeoutError:
@@ -315,13 +353,14 @@ class SQLiteEngine:
 
     def __init__(self, path: str, busy_timeout: float = BUSY_TIMEOUT) -> None:
         """`path` is relative to the working directory or absolute, `busy_timeout` in seconds."""
-        if not path or path == ":memory:":
+        if not path or path == ":memory:" or "\0" in path:
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
         if sqlite3.sqlite_version_info < (3, 37):
             raise StartRefused(f"SQLite 3.37 or newer is needed; this is {sqlite3.sqlite_version}")
-        self._path = os.path.abspath(path)
+        # SQLite keeps its other files beside what a link leads to, and so do we.
+        self._path = os.path.realpath(path)
         self._busy_timeout = busy_timeout
-        self._turn: Turn | None = None
+        self._turn = Turn(os.path.dirname(self._path))
         self._connection: sqlite3.Connection | None = None
         self._files: tuple[tuple[int, int], ...] = ()
 
@@ -329,8 +368,6 @@ class SQLiteEngine:
     def turn(self, timeout: float) -> Iterator[None]:
         """Take turns on the directory: a lock on the file itself would undo SQLite's own."""
         try:
-            if self._turn is None:
-                self._turn = Turn(os.path.dirname(self._path))
             taken = self._turn.take(timeout)
         except OSError as error:
             raise StartRefused(f"{self._path}: its directory: {error.strerror}") from None
@@ -338,6 +375,10 @@ class SQLiteEngine:
             yield
         finally:
             self._turn.release(taken)
+
+    def create(self) -> None:
+        if self._connection is None:
+            self._open("rwc")
 
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         connection = self._connection or self._open()
@@ -365,8 +406,6 @@ class SQLiteEngine:
         return new, stored
 
     def rows(self) -> Iterator[Plant]:
-        if not os.path.exists(self._path):
-            raise StartRefused(f"{self._path}: no such file")
         with self.turn(WAIT_LIMIT):
             connection = self._connection or self._open()
         try:
@@ -382,34 +421,39 @@ class SQLiteEngine:
                 self._connection.close()
                 self._connection = None
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, mode: str = "rw") -> sqlite3.Connection:
+        """Connect; `mode` is that of sqlite.org/uri.html, where rwc creates what is missing."""
+        if os.path.exists(self._path) != os.path.isfile(self._path):
+            raise StartRefused(f"{self._path} is not a file; name another in DATABASE_URL")
+        if mode == "rw" and not os.path.exists(self._path):
+            raise StartRefused(f"{self._path}: no such file; put it back, or restart for a new one")
+        connection = None
         try:
             connection = sqlite3.connect(
-                self._path,
+                f"file:{quote(self._path)}?mode={mode}",
+                uri=True,
                 timeout=self._busy_timeout,
                 isolation_level=None,
                 check_same_thread=False,
             )
-        except sqlite3.Error as error:
-            raise StartRefused(f"{self._path}: {error}; see that it can be written") from None
-        try:
-            self._prepare(connection)
-        except sqlite3.Error as error:
-            connection.close()
+            self._prepare(connection, create=mode == "rwc")
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if not isinstance(error, sqlite3.Error):
+                raise
+            # Python has SQLite's error codes only since 3.11.
             if "locked" in str(error) or "full" in str(error):
                 raise Unavailable(f"{self._path}: {error}") from None
             raise StartRefused(
                 f"{self._path}: {error}; mend it, move it or name another in DATABASE_URL"
             ) from None
-        except BaseException:
-            connection.close()
-            raise
         self._connection = connection
         self._files = self._identify()
         return connection
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """See that the file is ours, make the table if it is new, and make all of it durable."""
+    def _prepare(self, connection: sqlite3.Connection, create: bool) -> None:
+        """See that the file is ours, or make it so if it is new, and make all in it durable."""
 
         def pragma(name: str) -> Any:
             return connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -420,6 +464,8 @@ class SQLiteEngine:
             raise StartRefused(f"{self._path} is another program's; name another in DATABASE_URL")
         if version > self.VERSION:
             raise StartRefused(f"{self._path} is of a newer version of this service; run that")
+        if is_new and not create:
+            raise StartRefused(f"{self._path} is empty; put it back, or restart for a new one")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the drive
         if is_new:
@@ -438,8 +484,10 @@ class SQLiteEngine:
         """The inodes that the names of the file, its WAL and its shared memory lead to."""
         try:
             found = [os.stat(self._path + suffix) for suffix in ("", "-wal", "-shm")]
-        except OSError:
+        except FileNotFoundError:
             return ()
+        except OSError as error:
+            raise Unavailable(f"{self._path}: {error.strerror}") from None
         return tuple((status.st_dev, status.st_ino) for status in found)
 
     def _check_files(self) -> None:
@@ -527,13 +575,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             storage.check_start()
             counts = load(storage, sys.stdin.buffer)
-    except Unavailable as error:
-        print(error, file=sys.stderr)
-        return 1
+            print(", ".join(f"{count} {name}" for name, count in counts.items()), flush=True)
     except BrokenPipeError:  # dump | head: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    except (OSError, Unavailable) as error:
+        print(error, file=sys.stderr)
+        return 1
     return 1 if counts["conflicting"] or counts["invalid"] else 0
 
 

@@ -4,6 +4,7 @@ Contains no HTTP and no SQL: app.py uses it for requests, storage.py for `load`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -171,8 +172,7 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose member names are unique (RFC 7493 section 2.3)."""
     unique = dict(members)
     if len(unique) < len(members):
-        names = [name for name, _ in members]
-        repeated = next(name for name in names if names.count(name) > 1)
+        ((repeated, _),) = Counter(name for name, _ in members).most_common(1)
         raise InvalidPlant(f"{_shown(repeated)}: given more than once")
     return unique
 

@@ -1,5 +1,6 @@
 """What the tests share: a storage on a real SQLite file, the application, a real gunicorn."""
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ def database(tmp_path: Path) -> Path:
 def storage(database: Path) -> Iterator[Storage]:
     """A storage that gives up soon."""
     storage = Storage(SQLiteEngine(str(database), busy_timeout=0.2), wait_limit=0.5)
+    storage.check_start()
     yield storage
     storage.close()
 
@@ -42,13 +44,10 @@ def stored(database: Path) -> Callable[[], list[tuple[int, str, str | None]]]:
     """Reads the rows of the table, in the order of id, past the service."""
 
     def read() -> list[tuple[int, str, str | None]]:
-        connection = sqlite3.connect(database)
-        try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+        ) as connection:
             return connection.execute("SELECT id, name, tag FROM plants ORDER BY id").fetchall()
-        except sqlite3.OperationalError:  # nothing was ever stored, so there is no table
-            return []
-        finally:
-            connection.close()
 
     return read
 
@@ -66,3 +65,4 @@ def serve(tmp_path: Path, database: Path) -> Iterator[Callable[..., Server]]:
     yield start
     for server in servers:
         server.kill()
+        assert server.may_fail or "Traceback" not in server.err, server.err

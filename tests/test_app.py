@@ -298,6 +298,15 @@ def test_a_content_encoding_is_a_415(client, stored, coding):
     assert post(client, json.dumps(MONSTERA), Content_Encoding="Identity").status_int == 200
 
 
+def test_a_compressed_transfer_is_a_415(client, stored):
+    """A server may leave the undoing of other codings than chunked to the application."""
+    headers = {"Transfer_Encoding": "gzip, chunked"}
+    refused(
+        post(client, json.dumps(MONSTERA), **headers), 415, "Transfer-Encoding", "gzip, chunked"
+    )
+    assert stored() == []
+
+
 def test_a_body_beyond_the_limit_is_a_413(client, stored):
     """1 MiB is the limit, and a body of just that is taken."""
     plant = json.dumps(MONSTERA).encode()

@@ -21,7 +21,9 @@ LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
         ({"DATABASE_URL": "mysql://host/plants"}, "DATABASE_URL must name a file"),
         ({"DATABASE_URL": "sqlite:///:memory:"}, "DATABASE_URL must name a file"),
         ({"DATABASE_URL": "sqlite:////no/such/folder/plants.db"}, "/no/such/folder/plants.db"),
-        ({"DATABASE_URL": "sqlite:////dev/null"}, "/dev/null"),
+        ({"DATABASE_URL": "sqlite:////dev/full"}, "/dev/full is not a file"),
+        ({"DATABASE_URL": "sqlite:///a%00b"}, "DATABASE_URL must name a file"),
+        ({"PLANTS_CORS_ORIGINS": "garden.example"}, "PLANTS_CORS_ORIGINS must be"),
         ({"PORT": ""}, "PORT must be a number from 1 to 65535, not ''"),
         ({"PORT": "http"}, "PORT must be a number from 1 to 65535, not 'http'"),
         ({"PORT": "0"}, "PORT must be a number from 1 to 65535, not '0'"),
@@ -58,6 +60,7 @@ def test_another_programs_file_stops_the_start(serve, database):
 def test_gunicorn_itself_stops_where_web_concurrency_is_no_number(serve, setting):
     """It reads the variable before it reads gunicorn.conf.py, so the line is not ours."""
     server = serve(WEB_CONCURRENCY=setting)
+    server.may_fail = True
     assert server.wait() != 0
     assert "invalid literal for int()" in server.err
 

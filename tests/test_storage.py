@@ -22,6 +22,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def open_storage(path: Path) -> Storage:
+    """A storage that gives up soon, not looked at yet."""
     return Storage(SQLiteEngine(str(path), busy_timeout=0.2), wait_limit=0.5)
 
 
@@ -116,6 +117,7 @@ def test_a_url_can_have_any_path(tmp_path, monkeypatch):
     (tmp_path / "my data").mkdir()
     for url in ("sqlite:///a.db", f"sqlite:///{tmp_path}/b.db", "sqlite:///my%20data/c.db"):
         storage = Storage.from_url(url)
+        storage.check_start()
         storage.add(Plant(7, "Monstera"))
         storage.close()
     assert {path.name for path in tmp_path.glob("**/*.db")} == {"a.db", "b.db", "c.db"}
@@ -172,7 +174,7 @@ def test_a_folder_that_is_missing_is_refused(tmp_path):
 
 def test_a_folder_as_the_file_is_refused(tmp_path):
     """One line that names it."""
-    with pytest.raises(StartRefused, match="unable to open"):
+    with pytest.raises(StartRefused, match="is not a file"):
         open_storage(tmp_path).check_start()
 
 
@@ -221,6 +223,33 @@ def test_a_file_that_is_locked_for_a_moment_is_waited_for(database):
     storage.add(Plant(7, "Monstera"))
     other.close()
     storage.close()
+
+
+def test_a_link_leads_to_the_file(tmp_path, stored):
+    """SQLite keeps its other files beside the file, not beside the link."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "plants.db").symlink_to(tmp_path / "disk" / "plants.db")
+    storage = open_storage(tmp_path / "plants.db")
+    storage.check_start()
+    storage.add(Plant(7, "Monstera"))
+    assert stored() == [(7, "Monstera", None)]
+    assert (tmp_path / "disk" / "plants.db-wal").exists()
+    storage.close()
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file"])
+def test_only_a_start_makes_a_new_file(storage, database, left):
+    """A worker that opens later never stores into another file than was there at the start."""
+    storage.close()
+    database.unlink()
+    if left == "an empty file":
+        database.touch()
+    for look in (lambda: storage.add(Plant(7, "Monstera")), storage.check):
+        with pytest.raises(Unavailable, match=r"no such file|is empty"):
+            look()
+    assert not database.exists() or database.stat().st_size == 0
+    storage.check_start()
+    storage.add(Plant(7, "Monstera"))
 
 
 # what is stored
@@ -287,8 +316,9 @@ def test_who_is_told_that_a_plant_is_there_already_can_rely_on_it(storage, datab
     assert ids_in_the_main_file() == [1, 2]
 
 
-def test_many_threads_of_many_processes_store_all(database, stored):
+def test_many_threads_of_many_processes_store_all(storage, database, stored):
     """Each plant that was added is there, and as it was added."""
+    storage.close()
 
     def work(process: int) -> None:
         storage = Storage(SQLiteEngine(str(database)))
@@ -329,6 +359,9 @@ def test_a_folder_that_goes_away_is_unavailable(tmp_path):
         with pytest.raises(Unavailable, match="its directory: No such file"):
             look()
     folder.mkdir()
+    with pytest.raises(Unavailable, match="no such file"):
+        storage.add(Plant(7, "Monstera"))
+    storage.check_start()
     storage.add(Plant(7, "Monstera"))
     storage.close()
 
@@ -346,15 +379,40 @@ def test_a_turn_that_another_process_keeps_ends_in_time(storage, tmp_path, store
     assert stored() == [(7, "Monstera", None)]
 
 
-def test_a_turn_that_is_given_back_is_taken_at_once(database, tmp_path, stored):
+def test_a_turn_that_is_given_back_is_taken(storage, tmp_path, stored):
     """Who waits for the turn gets it."""
-    storage = Storage(SQLiteEngine(str(database)), PATIENCE)
+    storage.check_start()
+    storage._group._wait_limit = 2 * PATIENCE
+    wanted = threading.Event()
     with turn_taken(tmp_path):
+        submit = storage._engine._turn._thread.submit
+
+        def observed(*arguments: object) -> object:
+            wanted.set()
+            return submit(*arguments)
+
+        storage._engine._turn._thread.submit = observed
         adder = threading.Thread(target=storage.add, args=(Plant(7, "Monstera"),))
         adder.start()
+        assert wanted.wait(PATIENCE)
     adder.join(PATIENCE)
     assert stored() == [(7, "Monstera", None)]
+
+
+def test_a_process_can_end_while_another_keeps_the_turn(storage, database, tmp_path):
+    """What waits for the lock, and can't be stopped from waiting, is not waited for."""
     storage.close()
+
+    def work() -> None:
+        other = open_storage(database)
+        with pytest.raises(Unavailable, match="busy"):
+            other.add(Plant(7, "Monstera"))
+
+    with turn_taken(tmp_path):
+        process = FORK.Process(target=work)
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode == 0
 
 
 def test_a_wait_that_was_given_up_frees_no_turn_of_another(storage, tmp_path):
@@ -404,12 +462,13 @@ def test_a_killed_process_leaves_no_turn_behind(storage, tmp_path):
     storage.add(Plant(7, "Monstera"))
 
 
-def test_opening_and_closing_wait_for_the_turn(storage, tmp_path, database):
+def test_opening_and_closing_wait_for_the_turn(tmp_path, database):
     """Both can checkpoint, which must not meet another process's write."""
+    storage = open_storage(database)
     with turn_taken(tmp_path):
         storage.check_start()
         assert not database.exists()
-    storage.add(Plant(7, "Monstera"))
+    storage.check_start()
     with turn_taken(tmp_path):
         storage.close()
         assert Path(f"{database}-wal").exists()

@@ -111,7 +111,7 @@ def test_the_url_comes_from_the_environment_too(storage, database):
 @pytest.mark.parametrize("command", ["dump", "load"])
 def test_what_is_no_storage_is_refused_in_one_line(command, tmp_path):
     """Exit status 1, and no traceback."""
-    for database in ("", tmp_path / "none" / "plants.db", tmp_path):
+    for database in ("", "a%00b", tmp_path / "none" / "plants.db", tmp_path):
         status, out, errors = run(command, database, env={**os.environ, "DATABASE_URL": ""})
         assert (status, out) == (1, "")
         assert len(errors.splitlines()) == 1
@@ -138,6 +138,21 @@ def test_a_reader_that_goes_away_is_no_error_to_trace(storage, database):
     assert dump.wait(PATIENCE) == 1
     assert dump.stderr.read() == b""
     dump.stderr.close()
+
+
+def test_what_cannot_be_written_is_said_in_one_line(storage, database):
+    """A full disk behind the shell's redirection."""
+    storage.add(Plant(7, "n"))
+    with open("/dev/full", "wb") as full:
+        dump = subprocess.run(
+            [sys.executable, "storage.py", "dump", f"sqlite:///{database}"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE,
+        )
+    assert dump.returncode != 0
+    assert b"No space left" in dump.stderr and b"Traceback" not in dump.stderr
 
 
 def test_a_storage_that_stays_busy_ends_a_load(database, tmp_path):
