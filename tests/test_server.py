@@ -25,6 +25,7 @@ from tests.server import GUNICORN, PATIENCE, Server, is_alive, receive, wait_unt
 from tests.test_storage import can_lock
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+HERE = [GUNICORN, "--bind", "127.0.0.1:0"]
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 HEAD = (
     f"POST /plants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -465,8 +466,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_running_out_of_descriptors_kills_no_worker(serve):
     """Connections wait until there are descriptors again."""
-    limited = f"ulimit -n 48; exec {GUNICORN} --bind 127.0.0.1:0"
-    server = serve(command=["sh", "-c", limited])
+    server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE])
     server.may_fail = True  # gunicorn logs it with a traceback
     wait_until(lambda: len(server.workers()) == 2 and server.port)
     assert server.post(MONSTERA)[0] == 200
@@ -482,8 +482,8 @@ def test_running_out_of_descriptors_kills_no_worker(serve):
 def test_running_out_of_threads_kills_no_worker(serve, tmp_path):
     """Platforms limit them; here it is the memory for their stacks. Who waits is served in turn."""
     settings = settings_with(tmp_path, "REQUEST_LIMIT", 1.0)
-    limited = f"ulimit -v 1500000; exec {GUNICORN} --bind 127.0.0.1:0 {settings}"
-    server = serve(command=["sh", "-c", limited], WEB_CONCURRENCY="1")
+    limited = ["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", *HERE, settings]
+    server = serve(command=limited, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == 200
     before = server.workers()
     with contextlib.ExitStack() as hogs:
