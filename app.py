@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -102,35 +103,40 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     app = Bottle()
     app.default_error_handler = answer_error
     app.install(BearerPlugin(tokens))
-
-    @app.post("/plants")
-    def create_plant() -> bytes:
-        require_json()
-        try:
-            plant = Plant.from_json(parse_new_plant(read_body()))
-            storage.add(plant)
-        except InvalidPlant as error:
-            raise HTTPError(400, str(error)) from None
-        except Conflict as error:
-            raise HTTPError(409, str(error)) from None
-        except Unavailable as error:
-            raise unavailable(error) from None
-        answer = plant.to_json()
-        del answer["id"]
-        return to_json(answer)
-
-    @app.route("/healthz", ["GET", "HEAD"], skip=[BearerPlugin.name])
-    def look_at_storage() -> bytes:
-        try:
-            storage.check()
-        except Unavailable as error:
-            raise unavailable(error) from None
-        return to_json({"status": "ok"})
-
+    app.post("/plants", callback=partial(create_plant, storage))
+    app.route(
+        "/healthz", ["GET", "HEAD"], partial(look_at_storage, storage), skip=[BearerPlugin.name]
+    )
     publish(app, "/openapi.json", "application/json", json.dumps(openapi(), indent=2).encode())
     for path, (name, content_type) in PAGE.items():
         publish(app, path, content_type, (STATIC / name).read_bytes())
     return add_headers(allow_origins(app, origins))
+
+
+def create_plant(storage: Storage) -> bytes:
+    """POST /plants: store the plant in the body and answer it without its id."""
+    require_json()
+    try:
+        plant = Plant.from_json(parse_new_plant(read_body()))
+        storage.add(plant)
+    except InvalidPlant as error:
+        raise HTTPError(400, str(error)) from None
+    except Conflict as error:
+        raise HTTPError(409, str(error)) from None
+    except Unavailable as error:
+        raise unavailable(error) from None
+    answer = plant.to_json()
+    del answer["id"]
+    return to_json(answer)
+
+
+def look_at_storage(storage: Storage) -> bytes:
+    """GET /healthz: tell whether the storage takes a write."""
+    try:
+        storage.check()
+    except Unavailable as error:
+        raise unavailable(error) from None
+    return to_json({"status": "ok"})
 
 
 def publish(app: Bottle, path: str, content_type: str, body: bytes) -> None:

@@ -13,7 +13,7 @@ from webtest import TestApp
 from app import BODY_LIMIT, PAGE, STATIC, create_app, parse_origins
 from schemas import VALIDATORS, openapi
 from storage import Plant, StartRefused, Unavailable
-from tests.conftest import TOKEN
+from tests.conftest import ROOT, TOKEN
 
 ORIGIN = "https://garden.example"
 
@@ -161,6 +161,19 @@ def test_health_is_as_described(client):
     content = described["content"]["application/json"]
     assert client.get("/healthz").json == content["example"]
     Draft202012Validator(content["schema"]).validate(content["example"])
+
+
+def test_the_readme_shows_the_same_errors(client):
+    """Its samples are the examples of the description, and one that is not in it."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shown = [json.loads(found) for found in re.findall(r'`(\{"error".*?\})`', readme)]
+    document = openapi()
+    described = document["paths"]["/plants"]["post"]["responses"].values()
+    contents = [resolve(document, each)["content"]["application/json"] for each in described]
+    examples = [content["example"] for content in contents if "example" in content]
+    not_found = client.post("/plant", expect_errors=True).json
+    by_status = {example["error"]: example for example in [*examples, not_found]}
+    assert {each["error"]: each for each in shown} == by_status
 
 
 # the page
