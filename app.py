@@ -28,7 +28,9 @@ BODY_LIMIT = 2**20  # bytes
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 RETRY_AFTER = "1"  # seconds
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
-ORIGIN = re.compile(r"\*|https?://[\w.:\[\]-]+", re.ASCII)
+ORIGIN = re.compile(  # as browsers send it: in lower case, without the scheme's own port
+    r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
+)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 PREFLIGHT = [
     ("Access-Control-Allow-Methods", "POST"),
@@ -55,18 +57,25 @@ def get_app() -> WSGIApp:
     return create_app(storage, tokens, origins)
 
 
-def check_start() -> None:
-    """Raise StartRefused for whatever would keep the service from working."""
+def check_start() -> str:
+    """Return what PLANTS_STORAGE has to be for the workers.
+
+    Raises StartRefused for whatever would keep the service from working.
+    """
     storage, tokens, origins = read_environment()
     create_app(storage, tokens, origins)
-    storage.check_start()
+    identity = storage.check_start()
     storage.close()
+    return identity
 
 
 def read_environment() -> tuple[Storage, list[str], list[str]]:
-    """What DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused."""
+    """What DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused.
+
+    gunicorn.conf.py sets PLANTS_STORAGE, so that no worker takes up another database later.
+    """
     return (
-        Storage.from_url(database_url()),
+        Storage.from_url(database_url(), os.environ.get("PLANTS_STORAGE", "")),
         parse_tokens(os.environ.get("PLANTS_TOKENS", "")),
         parse_origins(os.environ.get("PLANTS_CORS_ORIGINS")),
     )
@@ -77,8 +86,8 @@ def parse_origins(setting: str | None) -> list[str]:
     origins = re.findall(r"[^,\s]+", setting or "")
     if setting is not None and not (origins and all(ORIGIN.fullmatch(each) for each in origins)):
         raise StartRefused(
-            "PLANTS_CORS_ORIGINS must be * or origins like https://example.org, without a path, "
-            "separated by commas"
+            "PLANTS_CORS_ORIGINS must be * or origins like https://example.org, in lower case and "
+            "without a path, separated by commas"
         )
     return origins
 
@@ -147,12 +156,13 @@ def publish(app: Bottle, path: str, content_type: str, body: bytes) -> None:
     def published() -> bytes:
         response.set_header("ETag", etag)
         response.set_header("Cache-Control", "no-cache")
-        if etag in request.environ.get("HTTP_IF_NONE_MATCH", ""):
+        response.set_header("Content-Security-Policy", PAGE_POLICY)
+        response.set_header("Referrer-Policy", "no-referrer")
+        known = request.environ.get("HTTP_IF_NONE_MATCH", "")
+        if etag in known or known == "*":
             response.status = 304
             return b""
         response.content_type = content_type
-        response.set_header("Content-Security-Policy", PAGE_POLICY)
-        response.set_header("Referrer-Policy", "no-referrer")
         return body
 
 

@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from http import HTTPStatus
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 from urllib.parse import quote
 
@@ -43,13 +44,13 @@ def positive(variable: str, default: int, limit: int) -> int:
     return int(value)
 
 
-def check_start() -> None:
-    """Import the application and end the start if it could not work."""
+def check_start(found: "SimpleQueue[str]") -> None:
+    """Import the application, put the identity of its storage; end the start if it can't work."""
     import app
     from storage import StartRefused
 
     try:
-        app.check_start()
+        found.put(app.check_start())
     except StartRefused as error:
         sys.exit(str(error))
 
@@ -59,11 +60,16 @@ def on_starting(server: Arbiter) -> None:
 
     In a process of its own, as what this one has imported SIGHUP could not replace.
     """
-    check = multiprocessing.get_context("fork").Process(target=check_start)
+    if server.cfg.preload_app:
+        sys.exit("--preload is not possible: the threads of the application end at the fork")
+    processes = multiprocessing.get_context("fork")
+    found = processes.SimpleQueue()
+    check = processes.Process(target=check_start, args=(found,))
     check.start()
     check.join()
     if check.exitcode:
         sys.exit(1)
+    os.environ["PLANTS_STORAGE"] = found.get()
 
 
 def when_ready(server: Arbiter) -> None:

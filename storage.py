@@ -85,6 +85,9 @@ class Engine(Protocol):
     def create(self) -> None:
         """Make the database ready where it is new. Needs the turn."""
 
+    def identity(self) -> str:
+        """What tells this database from another one at the same place."""
+
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         """Store those whose id is new, durably; without plants, prove that it could.
 
@@ -111,10 +114,13 @@ class Storage:
         self._check: Future[None] | None = None
 
     @classmethod
-    def from_url(cls, url: str) -> "Storage":
-        """The storage that `url` names, not looked at yet. Raises StartRefused for other URLs."""
+    def from_url(cls, url: str, identity: str = "") -> "Storage":
+        """The storage that `url` names, not looked at yet. Raises StartRefused for other URLs.
+
+        With an `identity`, which check_start() has returned, it is that database or none.
+        """
         if url.startswith("sqlite:///") and "?" not in url:
-            return cls(SQLiteEngine(unquote(url.removeprefix("sqlite:///"))))
+            return cls(SQLiteEngine(unquote(url.removeprefix("sqlite:///")), identity))
         raise StartRefused(
             "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db "
             "with an absolute path)"
@@ -148,10 +154,11 @@ class Storage:
         except FutureTimeoutError:
             raise Unavailable(f"no answer from the storage for {CHECK_LIMIT} s") from None
 
-    def check_start(self) -> None:
-        """Raise StartRefused if the storage will not work until an operator mends it.
+    def check_start(self) -> str:
+        """Create the database if there is none, and return its identity.
 
-        Nothing else creates a database: one that goes away later must not be replaced in silence.
+        Raises StartRefused if it will not work until an operator mends it. Nothing else creates
+        one: a database that goes away later must not be replaced in silence.
         """
         try:
             with self._engine.turn(self._wait_limit):
@@ -161,6 +168,7 @@ class Storage:
             raise
         except Unavailable as error:  # which may pass
             log.warning("starting nevertheless: %s", error)
+        return self._engine.identity()
 
     def rows(self) -> Iterator[Plant]:
         """All plants as of now, in the order of id, one at a time from the database."""
@@ -317,10 +325,11 @@ class Turn:
 
         Raises Unavailable if it does not come, and OSError if the directory can't be locked.
         """
+        # Two descriptions of one lock, so that a wait that was given up can't free the other.
         if self._direct < 0:
-            # Two descriptions of one lock, so that a wait that was given up can't free the other.
-            self._waited = os.open(self._directory, os.O_RDONLY)
             self._direct = os.open(self._directory, os.O_RDONLY)
+        if self._waited < 0:
+            self._waited = os.open(self._directory, os.O_RDONLY)
         try:
             fcntl.flock(self._direct, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return self._direct
@@ -351,14 +360,18 @@ class SQLiteEngine:
     VERSION = 1
     SCHEMA = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
 
-    def __init__(self, path: str, busy_timeout: float = BUSY_TIMEOUT) -> None:
-        """`path` is relative to the working directory or absolute, `busy_timeout` in seconds."""
+    def __init__(self, path: str, identity: str = "", busy_timeout: float = BUSY_TIMEOUT) -> None:
+        """`path` is relative to the working directory or absolute, `busy_timeout` in seconds.
+
+        With an `identity`, no other file of that path is opened.
+        """
         if not path or path == ":memory:" or "\0" in path:
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
         if sqlite3.sqlite_version_info < (3, 37):
             raise StartRefused(f"SQLite 3.37 or newer is needed; this is {sqlite3.sqlite_version}")
         # SQLite keeps its other files beside what a link leads to, and so do we.
         self._path = os.path.realpath(path)
+        self._expected = identity
         self._busy_timeout = busy_timeout
         self._turn = Turn(os.path.dirname(self._path))
         self._connection: sqlite3.Connection | None = None
@@ -379,6 +392,13 @@ class SQLiteEngine:
     def create(self) -> None:
         if self._connection is None:
             self._open("rwc")
+
+    def identity(self) -> str:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return ""
+        return f"{status.st_dev}:{status.st_ino}"
 
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         connection = self._connection or self._open()
@@ -427,6 +447,9 @@ class SQLiteEngine:
             raise StartRefused(f"{self._path} is not a file; name another in DATABASE_URL")
         if mode == "rw" and not os.path.exists(self._path):
             raise StartRefused(f"{self._path}: no such file; put it back, or restart for a new one")
+        # Before SQLite sees it: it would play the -wal of the old file into a new one.
+        expected = self._expected or self.identity()
+        self._expect(expected)
         connection = None
         try:
             connection = sqlite3.connect(
@@ -437,6 +460,8 @@ class SQLiteEngine:
                 check_same_thread=False,
             )
             self._prepare(connection, create=mode == "rwc")
+            files = self._identify()
+            self._expect(expected)
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -448,9 +473,13 @@ class SQLiteEngine:
             raise StartRefused(
                 f"{self._path}: {error}; mend it, move it or name another in DATABASE_URL"
             ) from None
-        self._connection = connection
-        self._files = self._identify()
+        self._connection, self._files = connection, files
         return connection
+
+    def _expect(self, identity: str) -> None:
+        """Raise StartRefused if the file is another one, unless any is fine."""
+        if identity and identity != self.identity():
+            raise StartRefused(f"{self._path} was replaced under the service: restart it")
 
     def _prepare(self, connection: sqlite3.Connection, create: bool) -> None:
         """See that the file is ours, or make it so if it is new, and make all in it durable."""

@@ -12,11 +12,11 @@ start();
 async function start() {
   token.value = sessionStorage.getItem("token") ?? "";
   $("form").addEventListener("submit", send);
-  $("form").addEventListener("input", showCode);
+  $("form").addEventListener("input", ({ target }) => { showProblem(target, ""); showCode(); });
   $("reveal").addEventListener("change", showCode);
   for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", copy);
   try {
-    const api = await (await fetch("openapi.json")).json();
+    const api = await (await fetch(new URL("openapi.json", location.href))).json();
     const content = api.paths["/plants"].post.requestBody.content["application/json"];
     fields = properties(content.schema, api).map(addField);
   } catch {
@@ -34,7 +34,7 @@ function properties(schema, api) {
   const own = Object.entries(schema.properties ?? {}).map(([name, member]) => (
     { name, schema: member, required: schema.required?.includes(name) }
   ));
-  return [...own, ...(schema.allOf ?? []).toReversed().flatMap((part) => properties(part, api))];
+  return [...own, ...[...schema.allOf ?? []].reverse().flatMap((part) => properties(part, api))];
 }
 
 function addField({ name, schema, required }) {
@@ -77,25 +77,38 @@ function literal(text) {
 async function send(event) {
   event.preventDefault();
   sessionStorage.setItem("token", token.value);
+  showProblems("");
+  if (!/^[!-~]*$/.test(token.value)) return showProblem(token, "has a character that no token has").focus();
   const button = event.target.querySelector("[type=submit]");
   const sent = body();
   button.disabled = true;
-  showProblems("");
+  let answer, text;
   try {
-    const answer = await fetch(URL_OF_PLANTS, {
+    answer = await fetch(URL_OF_PLANTS, {
       method: "POST",
       headers: { "Authorization": `Bearer ${token.value}`, "Content-Type": "application/json" },
       body: sent,
     });
-    const text = await answer.text();
-    showAnswer(`${answer.status} ${answer.statusText}`, !answer.ok, answer.headers, text);
-    remember(answer.status, sent);
-    if (!answer.ok) showProblems(JSON.parse(text).message, answer.status);
+    text = await answer.text();
   } catch {
-    showAnswer("No answer: the service can't be reached. It is safe to send the same plant again.", true);
-    remember("—", sent);
+    answer = null;
   }
-  button.disabled = false;
+  button.disabled = false; // which has taken the focus from it
+  if (document.activeElement === document.body) button.focus();
+  remember(answer?.status ?? "—", sent);
+  if (!answer) {
+    return showAnswer("No answer: the service can't be reached. It is safe to send the same plant again.", true);
+  }
+  showAnswer(`${answer.status} ${answer.statusText}`, !answer.ok, answer.headers, text);
+  if (!answer.ok) showProblems(parse(text)?.message ?? "", answer.status);
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined; // it is from something between here and the service
+  }
 }
 
 function showAnswer(status, failed, headers = new Headers(), text = "") {
@@ -104,37 +117,35 @@ function showAnswer(status, failed, headers = new Headers(), text = "") {
     list.append(element("dt", {}, name), element("dd", {}, headers.get(name)));
   }
   $("answer").replaceChildren(element("p", { className: `status ${failed ? "failed" : ""}` }, status), list);
-  if (text) $("answer").append(element("pre", { tabIndex: 0 }, pretty(text)));
+  const json = JSON.stringify(parse(text), null, 2);
+  if (text) $("answer").append(element("pre", { tabIndex: 0 }, json ?? text));
   $("answer").scrollIntoView({ block: "nearest" });
-}
-
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
 }
 
 // Each part of a message that names a field goes beside that field.
 function showProblems(message, status) {
-  const parts = message.split("; ");
-  const problems = fields.map(({ name, input }) => {
+  const values = /"(?:[^"\\…]|\\.)*["…]/g; // in them, "; " does not part anything
+  const parts = message.replace(values, (value) => value.replaceAll("; ", ";\u00a0")).split("; ");
+  const wrong = fields.filter(({ name, input }) => {
     const part = parts.find((part) => part.startsWith(`${name}: `));
-    return [input, part?.slice(name.length + 2) ?? ""];
+    showProblem(input, part?.slice(name.length + 2) ?? "");
+    return part;
   });
-  problems.push([token, status === 401 ? message : ""]);
-  for (const [input, problem] of problems) {
-    $(`${input.id}-problem`).textContent = problem;
-    input.setAttribute("aria-invalid", String(problem !== ""));
-  }
-  problems.find(([, problem]) => problem)?.[0].focus();
+  showProblem(token, status === 401 ? message : "");
+  (status === 401 ? token : wrong[0]?.input)?.focus();
+}
+
+function showProblem(input, problem) {
+  const place = $(`${input.id}-problem`);
+  if (place) place.textContent = problem;
+  input.setAttribute("aria-invalid", String(problem !== ""));
+  return input;
 }
 
 function remember(status, sent) {
   $("sent").querySelector(".about")?.remove();
   const mark = element("span", { className: status === 200 ? "status" : "status failed" }, String(status));
-  $("sent").prepend(element("li", {}, mark, sent));
+  $("sent").prepend(element("li", {}, mark, sent.length > 200 ? `${sent.slice(0, 200)}…` : sent));
   $("sent").children[10]?.remove();
 }
 

@@ -20,6 +20,7 @@ import pytest
 
 from app import BODY_LIMIT
 from schemas import VALIDATORS
+from storage import Storage
 from tests.conftest import ROOT, TOKEN
 from tests.server import GUNICORN, PATIENCE, Server, is_alive, receive, wait_until
 from tests.test_storage import can_lock
@@ -535,19 +536,24 @@ def test_a_file_that_was_replaced_is_answered_with_503_until_a_restart(serve, da
     assert stored() == [(9, "n", None)]
 
 
-def test_a_worker_that_starts_without_the_file_makes_no_new_one(serve, database, tmp_path):
-    """Plants in it would be lost when the file is put back."""
+@pytest.mark.parametrize("left", ["nothing", "another file"])
+def test_a_worker_that_starts_later_takes_up_no_other_file(serve, database, left):
+    """Plants in a new one would be lost when the old one is put back."""
     server = serve()
     assert server.post(MONSTERA)[0] == 200
     wait_until(lambda: len(server.workers()) == 2)
     before = server.workers()
     for suffix in ("", "-wal", "-shm"):
         os.rename(f"{database}{suffix}", f"{database}.old{suffix}")
+    if left == "another file":
+        other = Storage.from_url(f"sqlite:///{database}")
+        other.check_start()
+        other.close()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(set(server.workers()) - set(before)) == 2)
     assert {server.post({"id": 8, "name": "n"})[0] for _ in range(8)} == {503}
-    assert "no such file" in server.err
+    assert ("no such file" if left == "nothing" else "was replaced") in server.err
     for suffix in ("", "-wal", "-shm"):
         os.rename(f"{database}.old{suffix}", f"{database}{suffix}")
     assert server.post({"id": 8, "name": "n"})[0] == 200

@@ -43,6 +43,13 @@ def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
     assert "Traceback" not in server.err and "Booting worker" not in server.err
 
 
+def test_preloading_stops_the_start(serve):
+    """The threads that the application has begun would be missing in the workers."""
+    server = serve("--preload")
+    assert server.wait() != 0
+    assert "--preload is not possible" in server.err
+
+
 def test_another_programs_file_stops_the_start(serve, database):
     """It is named, and stays as it is."""
     connection = sqlite3.connect(database)

@@ -517,6 +517,40 @@ def test_what_was_moved_away_is_not_written_any_more(storage, database, stored):
     assert stored() == [(1, "one", None)]
 
 
+def test_no_other_file_is_taken_up_later(database, stored):
+    """SQLite would play the -wal of the old file into the one that was put in its place."""
+    storage = open_storage(database)
+    identity = storage.check_start()
+    storage.add(Plant(1, "one"))
+    other = open_storage(database.with_name("other.db"))
+    other.check_start()
+    other.add(Plant(2, "two"))
+    other.close()
+    os.replace(database.with_name("other.db"), database)
+    worker = Storage(SQLiteEngine(str(database), identity))
+    with pytest.raises(Unavailable, match="replaced under the service"):
+        worker.add(Plant(3, "three"))
+    for suffix in ("-wal", "-shm"):
+        os.unlink(f"{database}{suffix}")
+    assert stored() == [(2, "two", None)]
+
+
+def test_a_file_replaced_while_it_is_opened_is_noticed(storage, database):
+    """The connection has the old file, and its name leads to another one."""
+    storage.add(Plant(1, "one"))
+    storage.close()
+    prepare = storage._engine._prepare
+
+    def replace_then_prepare(*arguments: object, **options: object) -> None:
+        prepare(*arguments, **options)
+        subprocess.run(["cp", database, f"{database}.copy"], check=True)
+        os.replace(f"{database}.copy", database)
+
+    storage._engine._prepare = replace_then_prepare
+    with pytest.raises(Unavailable, match="replaced under the service"):
+        storage.add(Plant(2, "two"))
+
+
 def test_a_file_replaced_during_the_commit_is_noticed(storage, database):
     """The inodes are compared after the commit as well as before it."""
     storage.add(Plant(1, "one"))

@@ -108,9 +108,13 @@ def test_a_violation_is_shown_beside_its_field(browser, stored):
     assert problem(browser, "field-tag") == problem(browser, "token") == ""
     assert browser.switch_to.active_element.get_attribute("id") == "field-id"
     assert '"error": 400' in answer
-    fill(browser, id="7", name="Monstera")
+    fill(browser, id="7")
+    assert problem(browser, "field-id") == ""
+    assert problem(browser, "field-name") == "required but missing"
+    fill(browser, name="Monstera")
     send(browser, "200")
     assert problem(browser, "field-id") == problem(browser, "field-name") == ""
+    assert browser.switch_to.active_element.text == "Send"
     assert stored() == [(7, "Monstera", None)]
 
 
@@ -120,6 +124,31 @@ def test_a_conflict_is_shown_beside_the_id(browser, server):
     fill(browser, id="7", name="Monstera")
     send(browser, "409")
     assert problem(browser, "field-id").startswith("7 is taken by another plant")
+
+
+def test_what_stands_in_a_value_names_no_field(browser):
+    """A message repeats what was sent, which may look like a part of a message."""
+    fill(browser, id='x; tag: "hello"; name: no')
+    send(browser, "400")
+    assert problem(browser, "field-id").startswith("must be an integer, not")
+    assert problem(browser, "field-tag") == ""
+    assert problem(browser, "field-name") == "required but missing"
+
+
+def test_a_token_that_cannot_be_sent_is_shown_beside_the_token(browser):
+    """A header takes ASCII only."""
+    fill(browser, token="tok\u20acn", id="7", name="Monstera")
+    browser.find_element(By.CSS_SELECTOR, "[type=submit]").click()
+    wait_until(lambda: problem(browser, "token") == "has a character that no token has")
+
+
+def test_an_answer_of_something_in_between_is_shown_as_it_is(browser):
+    """A proxy's own page is no JSON."""
+    page = "new Response('<h1>Bad Gateway</h1>', {status: 502, statusText: 'Bad Gateway'})"
+    browser.execute_script(f"window.fetch = async () => {page}")
+    fill(browser, id="7", name="Monstera")
+    assert send(browser, "502 Bad Gateway").endswith("<h1>Bad Gateway</h1>")
+    assert text(browser, "#sent").startswith("502")
 
 
 def test_a_wrong_token_is_shown_beside_the_token(browser, stored):
