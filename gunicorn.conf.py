@@ -62,6 +62,7 @@ def on_starting(server: Arbiter) -> None:
     """
     if server.cfg.preload_app:
         sys.exit("--preload is not possible: the threads of the application end at the fork")
+    os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
     processes = multiprocessing.get_context("fork")
     found = processes.SimpleQueue()
     check = processes.Process(target=check_start, args=(found,))

@@ -1,8 +1,15 @@
 """What counts as a plant, and what a person is told of one that does not."""
 
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from jsonschema import Draft202012Validator
 
+import schemas
 from schemas import VALIDATORS, InvalidPlant, parse_new_plant
 
 
@@ -140,3 +147,35 @@ def test_what_is_not_utf8_is_refused(body):
     """JSON between systems is UTF-8 (RFC 8259 section 8.1)."""
     with pytest.raises(InvalidPlant, match=r"not UTF-8: byte 0x.. at offset"):
         parse_new_plant(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("new-plant", ('"$ref": "plant.json"', '"$ref": "shrub.json"'), "shrub.json"),
+        ("plant", ('"type": "object"', '"type": "thing"'), "'thing' is not valid"),
+    ],
+)
+def test_a_schema_or_reference_that_is_wrong_is_found_at_once(tmp_path, name, change, words):
+    """When the module is imported, not with the first plant."""
+    shutil.copytree(Path(schemas.__file__).parent, tmp_path / "schemas")
+    file = tmp_path / "schemas" / f"{name}.json"
+    text = file.read_text()
+    assert change[0] in text
+    file.write_text(text.replace(*change))
+    done = subprocess.run(
+        [sys.executable, "-c", "import schemas"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_no_reference_is_ever_fetched():
+    """jsonschema would, without a registry."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        reference = {"$ref": f"http://127.0.0.1:{listener.getsockname()[1]}/plant.json"}
+        with pytest.raises(Exception, match="Unresolvable"):
+            VALIDATORS["plant"].evolve(schema=reference).validate({})
+        with pytest.raises(BlockingIOError):
+            listener.accept()

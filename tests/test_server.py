@@ -52,6 +52,8 @@ def refused(data: bytes, status: int) -> str:
     VALIDATORS["error"].validate(body)
     assert b"Content-Type: application/json" in data
     assert re.search(rb"\r\nX-Request-ID: \S+\r\n", data)
+    assert b"Cache-Control: no-store" in data
+    assert b"X-Content-Type-Options: nosniff" in data
     return body["message"]
 
 
@@ -451,8 +453,7 @@ def test_who_holds_the_connection_after_the_answer_holds_nothing_up(serve, tmp_p
             hog.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         for hog in connections:
             assert receive(hog).startswith(b"HTTP/1.1 200")
-        for hog in connections:
-            wait_until(lambda hog=hog: is_closed(hog))
+        wait_until(lambda: all(is_closed(hog) for hog in connections))
         assert server.request("GET", "/healthz")[0] == 200
 
 

@@ -344,8 +344,8 @@ def test_many_threads_of_many_processes_store_all(storage, database, stored):
     expected = [(n, str(n // 400), None) for n in range(1200)]
     expected += [(10**6 + n, "everybody's", None) for n in range(50)]
     assert stored() == expected
-    check = sqlite3.connect(database).execute("PRAGMA integrity_check").fetchone()
-    assert check == ("ok",)
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 # the turn
@@ -530,6 +530,7 @@ def test_no_other_file_is_taken_up_later(database, stored):
     worker = Storage(SQLiteEngine(str(database), identity))
     with pytest.raises(Unavailable, match="replaced under the service"):
         worker.add(Plant(3, "three"))
+    storage.close()
     for suffix in ("-wal", "-shm"):
         os.unlink(f"{database}{suffix}")
     assert stored() == [(2, "two", None)]
