@@ -348,7 +348,7 @@ class Turn:
         fcntl.flock(taken, fcntl.LOCK_UN)
 
 
-class SQLiteEngine:
+class SQLiteEngine(Engine):
     """A SQLite file in WAL mode, synced at every commit (sqlite.org/wal.html).
 
     Everything that writes or checkpoints, opening and closing too, needs the turn: processes that
