@@ -175,7 +175,7 @@ def test_workers_write_at_once(serve, stored):
 # signals
 
 
-def test_sigterm_lets_requests_in_flight_finish(serve, stored):
+def test_sigterm_lets_requests_in_flight_finish(serve, database, stored):
     """A request that was begun is answered and stored, then the server ends with status 0."""
     server = serve()
     body = json.dumps(MONSTERA).encode()
@@ -187,6 +187,7 @@ def test_sigterm_lets_requests_in_flight_finish(serve, stored):
         connection.sendall(body)
         assert answers(receive(connection))[0][0] == 200
     assert server.wait() == 0
+    assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
     assert stored() == [(7, "Monstera", "indoor")]
 
 
