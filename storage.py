@@ -375,7 +375,7 @@ class SQLiteEngine(Engine):
         self._busy_timeout = busy_timeout
         self._turn = Turn(os.path.dirname(self._path))
         self._connection: sqlite3.Connection | None = None
-        self._files: tuple[tuple[int, int], ...] = ()
+        self._files: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def turn(self, timeout: float) -> Iterator[None]:
@@ -395,10 +395,9 @@ class SQLiteEngine(Engine):
 
     def identity(self) -> str:
         try:
-            status = os.stat(self._path)
+            return self._inode("")
         except OSError:
             return ""
-        return f"{status.st_dev}:{status.st_ino}"
 
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         connection = self._connection or self._open()
@@ -450,7 +449,6 @@ class SQLiteEngine(Engine):
         # Before SQLite sees it: it would play the -wal of the old file into a new one.
         expected = self._expected or self.identity()
         self._expect(expected)
-        connection = None
         try:
             connection = sqlite3.connect(
                 f"file:{quote(self._path)}?mode={mode}",
@@ -459,14 +457,13 @@ class SQLiteEngine(Engine):
                 isolation_level=None,
                 check_same_thread=False,
             )
-            self._prepare(connection, create=mode == "rwc")
-            files = self._identify()
-            self._expect(expected)
-        except BaseException as error:
-            if connection is not None:
-                connection.close()
-            if not isinstance(error, sqlite3.Error):
-                raise
+            with contextlib.ExitStack() as on_failure:
+                on_failure.callback(connection.close)
+                self._prepare(connection, create=mode == "rwc")
+                files = self._inodes()
+                self._expect(expected)
+                on_failure.pop_all()
+        except sqlite3.Error as error:
             # Python has SQLite's error codes only since 3.11.
             if "locked" in str(error) or "full" in str(error):
                 raise Unavailable(f"{self._path}: {error}") from None
@@ -509,19 +506,23 @@ class SQLiteEngine(Engine):
         if pragma("wal_checkpoint"):
             raise Unavailable(f"{self._path}: another program is at work on it")
 
-    def _identify(self) -> tuple[tuple[int, int], ...]:
-        """The inodes that the names of the file, its WAL and its shared memory lead to."""
+    def _inode(self, suffix: str) -> str:
+        """What the name of the file, or of one beside it, leads to."""
+        status = os.stat(self._path + suffix)
+        return f"{status.st_dev}:{status.st_ino}"
+
+    def _inodes(self) -> tuple[str, ...]:
+        """The inodes of the file, its WAL and its shared memory; none if one is missing."""
         try:
-            found = [os.stat(self._path + suffix) for suffix in ("", "-wal", "-shm")]
+            return tuple(self._inode(suffix) for suffix in ("", "-wal", "-shm"))
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise Unavailable(f"{self._path}: {error.strerror}") from None
-        return tuple((status.st_dev, status.st_ino) for status in found)
 
     def _check_files(self) -> None:
         """Raise Unavailable, from then on, if what is written can't be found under the path."""
-        if self._files and self._files != self._identify():
+        if self._files and self._files != self._inodes():
             log.error("%s was deleted or replaced under the service: restart it", self._path)
             self._files = ()
         if not self._files:
@@ -564,10 +565,11 @@ def _load_batch(storage: Storage, lines: Iterable[tuple[int, bytes]]) -> dict[st
     refused |= {n: error for n, error in zip(plants, outcomes, strict=True) if error}
     for number in sorted(refused):
         print(f"line {number}: {refused[number]}", file=sys.stderr)
+    conflicting = len(refused) - invalid
     return {
         "new": new,
-        "there already": len(plants) - new - (len(refused) - invalid),
-        "conflicting": len(refused) - invalid,
+        "there already": len(plants) - new - conflicting,
+        "conflicting": conflicting,
         "invalid": invalid,
     }
 

@@ -66,16 +66,17 @@ def openapi() -> dict[str, Any]:
 
     Each goes by its title there, and they refer to each other within the document.
     """
-    titles = {f"{name}.json": _read(name)["title"] for name in VALIDATORS}
+    titles = {name: _read(name)["title"] for name in VALIDATORS}
 
     def localize(part: dict[str, Any]) -> dict[str, Any]:
         if "$ref" in part:
-            part["$ref"] = f"#/components/schemas/{titles[part['$ref']]}"
+            part["$ref"] = f"#/components/schemas/{titles[part['$ref'].removesuffix('.json')]}"
         return {key: value for key, value in part.items() if key not in ("$id", "$schema")}
 
     document: dict[str, Any] = _read("openapi")
-    schemas = {title: _read(file.removesuffix(".json"), localize) for file, title in titles.items()}
-    document["components"]["schemas"] = schemas
+    document["components"]["schemas"] = {
+        title: _read(name, localize) for name, title in titles.items()
+    }
     return document
 
 

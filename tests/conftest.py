@@ -16,6 +16,11 @@ ROOT = Path(__file__).parent.parent
 TOKEN = "test-token-0123456789"
 
 
+def open_storage(path: Path) -> Storage:
+    """A storage that gives up soon, not looked at yet."""
+    return Storage(SQLiteEngine(str(path), busy_timeout=0.2), wait_limit=0.5)
+
+
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     """Where a test's SQLite file is, or will be."""
@@ -25,7 +30,7 @@ def database(tmp_path: Path) -> Path:
 @pytest.fixture
 def storage(database: Path) -> Iterator[Storage]:
     """A storage that gives up soon."""
-    storage = Storage(SQLiteEngine(str(database), busy_timeout=0.2), wait_limit=0.5)
+    storage = open_storage(database)
     storage.check_start()
     yield storage
     storage.close()

@@ -16,14 +16,10 @@ from pathlib import Path
 import pytest
 
 from storage import Conflict, Plant, SQLiteEngine, StartRefused, Storage, Unavailable
+from tests.conftest import open_storage
 from tests.server import PATIENCE, wait_until
 
 FORK = multiprocessing.get_context("fork")
-
-
-def open_storage(path: Path) -> Storage:
-    """A storage that gives up soon, not looked at yet."""
-    return Storage(SQLiteEngine(str(path), busy_timeout=0.2), wait_limit=0.5)
 
 
 @contextlib.contextmanager
