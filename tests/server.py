@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,15 @@ class Server:
 
         return int(wait_until(look)[1])
 
-    def workers(self) -> list[int]:
-        """The process ids of the workers that are alive."""
-        found = re.findall(r"Booting worker with pid: (\d+)", self.err)
-        return [int(pid) for pid in found if is_alive(int(pid))]
+    def workers(self, count: int = 2, besides: Collection[int] = ()) -> list[int]:
+        """The process ids of the workers that are alive, once there are `count` new ones."""
+
+        def look() -> list[int]:
+            booted = map(int, re.findall(r"Booting worker with pid: (\d+)", self.err))
+            found = [pid for pid in booted if pid not in besides and is_alive(pid)]
+            return found if len(found) == count else []
+
+        return wait_until(look)
 
     def connect(self) -> socket.socket:
         """A raw connection."""

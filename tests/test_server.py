@@ -142,8 +142,7 @@ def test_every_acknowledged_plant_survives_kill_minus_9_under_load(serve, stored
 def test_workers_share_the_tokens(serve, stored):
     """Each worker, while all the others are stopped, takes the same token."""
     server = serve(WEB_CONCURRENCY="3")
-    wait_until(lambda: len(server.workers()) == 3)
-    workers = server.workers()
+    workers = server.workers(3)
     for number, only in enumerate(workers):
         for pid in workers:
             os.kill(pid, signal.SIGCONT if pid == only else signal.SIGSTOP)
@@ -210,7 +209,8 @@ def test_sighup_takes_changed_code_and_keeps_the_token(serve, tmp_path):
     code = (copy / "app.py").read_text()
     (copy / "app.py").write_text(code.replace('"status": "ok"', '"status": "changed"'))
     server.signal(signal.SIGHUP)
-    wait_until(lambda: len(server.workers()) == 2 and not set(before) & set(server.workers()))
+    assert server.workers(besides=before)
+    wait_until(lambda: not any(map(is_alive, before)))
     assert server.request("GET", "/healthz")[2] == {"status": "changed"}
     assert server.post(MONSTERA, token)[0] == 200
     assert server.err.count("Bearer ") == 1
@@ -226,12 +226,12 @@ def test_sigusr2_keeps_the_token(serve):
     server = serve(PLANTS_TOKENS=None)
     token = printed_token(server)
     assert server.post(MONSTERA, token)[0] == 200
-    old = set(server.workers())
+    before = server.workers()
     server.signal(signal.SIGUSR2)
-    wait_until(lambda: len(set(server.workers()) - old) == 2)
+    assert server.workers(besides=before)
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
-    wait_until(lambda: not old & set(server.workers()))
+    wait_until(lambda: not any(map(is_alive, before)))
     assert server.post(MONSTERA, token)[0] == 200
     assert server.err.count("Bearer ") == 1
 
@@ -241,7 +241,7 @@ def test_a_token_is_made_once_for_all_workers_and_is_in_no_log_line(serve):
     server = serve(PLANTS_TOKENS=None)
     token = printed_token(server)
     assert len(token) >= 32
-    wait_until(lambda: len(server.workers()) == 2)
+    assert server.workers()
     assert {server.post(MONSTERA, token)[0] for _ in range(20)} == {200}
     server.request("GET", f"/plants?access_token={token}")
     server.send(f"GET / HTTP/1.1\r\nAuthorization Bearer {token}\r\n\r\n".encode())
@@ -471,7 +471,6 @@ def test_running_out_of_descriptors_kills_no_worker(serve):
     """Connections wait until there are descriptors again."""
     server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE])
     server.may_fail = True  # gunicorn logs it with a traceback
-    wait_until(lambda: len(server.workers()) == 2 and server.port)
     assert server.post(MONSTERA)[0] == 200
     before = server.workers()
     with contextlib.ExitStack() as hogs:
@@ -488,13 +487,13 @@ def test_running_out_of_threads_kills_no_worker(serve, tmp_path):
     limited = ["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", *HERE, settings]
     server = serve(command=limited, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == 200
-    before = server.workers()
+    before = server.workers(1)
     with contextlib.ExitStack() as hogs:
         for _ in range(300):
             hogs.enter_context(server.connect()).sendall(b"POST /pl")
         assert server.request("GET", "/healthz")[0] == 200
     assert server.post({"id": 8, "name": "n"})[0] == 200
-    assert server.workers() == before
+    assert server.workers(1) == before
 
 
 # when the storage is away
@@ -506,13 +505,12 @@ def test_a_worker_that_starts_while_the_file_is_locked_does_not_stop_the_server(
     """gunicorn stops everything when a worker fails to boot; a lock is no reason for that."""
     server = serve()
     assert server.post(MONSTERA)[0] == 200
-    wait_until(lambda: len(server.workers()) == 2)
     before = server.workers()
     lock = sqlite3.connect(database, isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(set(server.workers()) - set(before)) == 2)
+    assert server.workers(besides=before)
     assert server.request("GET", "/nowhere")[0] == 404
     status, headers, answer = server.request("GET", "/healthz")
     assert (status, answer["error"], headers["retry-after"]) == (503, 503, "1")
@@ -543,7 +541,6 @@ def test_a_worker_that_starts_later_takes_up_no_other_file(serve, database, left
     """Plants in a new one would be lost when the old one is put back."""
     server = serve()
     assert server.post(MONSTERA)[0] == 200
-    wait_until(lambda: len(server.workers()) == 2)
     before = server.workers()
     for suffix in ("", "-wal", "-shm"):
         os.rename(f"{database}{suffix}", f"{database}.old{suffix}")
@@ -553,7 +550,7 @@ def test_a_worker_that_starts_later_takes_up_no_other_file(serve, database, left
         other.close()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(set(server.workers()) - set(before)) == 2)
+    assert server.workers(besides=before)
     assert {server.post({"id": 8, "name": "n"})[0] for _ in range(8)} == {503}
     assert ("no such file" if left == "nothing" else "was replaced") in server.err
     for suffix in ("", "-wal", "-shm"):
