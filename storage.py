@@ -10,26 +10,34 @@ import itertools
 import json
 import logging
 import os
+import re
+import socket
 import sqlite3
 import sys
 import threading
 import time
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
 from schemas import InvalidPlant, parse_new_plant
 
+if TYPE_CHECKING:
+    import psycopg
+
 DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds until a plant that is not stored yet is given up
-BUSY_TIMEOUT = WAIT_LIMIT / 2  # the part of them for a file that another program has locked
+CANCEL_LIMIT = 1.0  # seconds for a server to take notice that an answer is not waited for
+RECONNECT_PAUSE = 0.2  # seconds
 CHECK_LIMIT = 1.5  # seconds that a look at the storage may take
 LOAD_BATCH = 250  # plants; larger ones are no faster, and keep the service waiting for its turn
+ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
 LINE_LIMIT = 2**20 + 2**10  # bytes; a dump's line is hardly longer than the request's body was
 
 log = logging.getLogger("plants")
@@ -86,7 +94,7 @@ class Engine(Protocol):
         """Make the database ready where it is new. Needs the turn."""
 
     def identity(self) -> str:
-        """What tells this database from another one at the same place."""
+        """What tells this database from another one at the same place, if it was seen at all."""
 
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         """Store those whose id is new, durably; without plants, prove that it could.
@@ -106,7 +114,7 @@ class Storage:
     """The plants of a DATABASE_URL, for all threads of a process."""
 
     def __init__(self, engine: Engine, wait_limit: float = WAIT_LIMIT) -> None:
-        """`wait_limit` is in seconds."""
+        """`wait_limit` is in seconds; the engine may take half of it for a write."""
         self._engine = engine
         self._wait_limit = wait_limit
         self._group = GroupCommit(engine.turn, lambda batch: self._store(batch)[1], wait_limit)
@@ -114,17 +122,22 @@ class Storage:
         self._check: Future[None] | None = None
 
     @classmethod
-    def from_url(cls, url: str, identity: str = "") -> "Storage":
+    def from_url(cls, url: str, identity: str = "", wait_limit: float = WAIT_LIMIT) -> "Storage":
         """The storage that `url` names, not looked at yet. Raises StartRefused for other URLs.
 
         With an `identity`, which check_start() has returned, it is that database or none.
         """
+        engine: Engine
         if url.startswith("sqlite:///") and "?" not in url:
-            return cls(SQLiteEngine(unquote(url.removeprefix("sqlite:///")), identity))
-        raise StartRefused(
-            "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db "
-            "with an absolute path)"
-        )
+            engine = SQLiteEngine(unquote(url.removeprefix("sqlite:///")), identity, wait_limit / 2)
+        elif url.startswith(("postgresql://", "postgres://")):
+            engine = PostgreSQLEngine(url, identity, wait_limit / 2)
+        else:
+            raise StartRefused(
+                "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db "
+                "with an absolute path) or a server like postgresql://user:password@host/database"
+            )
+        return cls(engine, wait_limit)
 
     def add(self, plant: Plant) -> None:
         """Store `plant`, or see that it is stored already; either is durable when this returns.
@@ -154,16 +167,23 @@ class Storage:
         except FutureTimeoutError:
             raise Unavailable(f"no answer from the storage for {CHECK_LIMIT} s") from None
 
-    def check_start(self) -> str:
-        """Create the database if there is none, and return its identity.
+    def create(self) -> None:
+        """Create the database if there is none, and see that it takes a write.
 
-        Raises StartRefused if it will not work until an operator mends it. Nothing else creates
-        one: a database that goes away later must not be replaced in silence.
+        Raises Unavailable. Nothing else creates one: a database that goes away later must not be
+        replaced in silence.
+        """
+        with self._engine.turn(self._wait_limit):
+            self._engine.create()
+            self._engine.insert([])
+
+    def check_start(self) -> str:
+        """Create the database if that is possible now, and return its identity.
+
+        Raises StartRefused if it will not work until an operator mends it.
         """
         try:
-            with self._engine.turn(self._wait_limit):
-                self._engine.create()
-                self._engine.insert([])
+            self.create()
         except StartRefused:
             raise
         except Unavailable as error:  # which may pass
@@ -190,6 +210,8 @@ class Storage:
                 return 0, [error]
             single = [self._store([item]) for item in batch]
             return sum(new for new, _ in single), [outcome for _, (outcome,) in single]
+        if new < len(plants) and not stored.keys() >= {plant.id for plant in plants}:
+            raise Unavailable("a plant was deleted at the same moment")
         return new, [
             Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
             if plant is not None and stored.get(plant.id, plant) != plant
@@ -288,12 +310,12 @@ class BackgroundThread:
     """Runs calls one after another in a thread that the process does not wait for at its end."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future[None], Callable[..., None], Any]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], Any]] = SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Return at once what `call` will have come to."""
-        future: Future[None] = Future()
+        future: Future[T] = Future()
         self._calls.put((future, call, arguments))
         return future
 
@@ -348,6 +370,30 @@ class Turn:
         fcntl.flock(taken, fcntl.LOCK_UN)
 
 
+def insert_new(
+    execute: Callable[..., Any], plants: Sequence[Plant], placeholder: str, suffix: str
+) -> tuple[int, Mapping[int, Plant]]:
+    """Insert those whose id is new; return how many and, unless all were, what is stored.
+
+    `execute` runs a statement on a connection that commits each, `placeholder` stands for a value
+    in one, and `suffix` ends the one that reads.
+    """
+
+    def marks(count: int) -> str:
+        return "(" + ", ".join([placeholder] * count) + ")"
+
+    new = execute(
+        f"INSERT INTO plants (id, name, tag) VALUES {', '.join([marks(3)] * len(plants))} "
+        "ON CONFLICT (id) DO NOTHING",
+        list(itertools.chain.from_iterable(plants)),
+    ).rowcount
+    if new == len(plants):
+        return new, {}
+    select = f"SELECT id, name, tag FROM plants WHERE id IN {marks(len(plants))}{suffix}"
+    found = execute(select, [plant.id for plant in plants])
+    return new, {row[0]: Plant(*row) for row in found}
+
+
 class SQLiteEngine(Engine):
     """A SQLite file in WAL mode, synced at every commit (sqlite.org/wal.html).
 
@@ -360,10 +406,11 @@ class SQLiteEngine(Engine):
     VERSION = 1
     SCHEMA = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
 
-    def __init__(self, path: str, identity: str = "", busy_timeout: float = BUSY_TIMEOUT) -> None:
-        """`path` is relative to the working directory or absolute, `busy_timeout` in seconds.
+    def __init__(self, path: str, identity: str, write_limit: float) -> None:
+        """`path` is relative to the working directory or absolute.
 
-        With an `identity`, no other file of that path is opened.
+        With an `identity`, no other file of that path is opened. `write_limit` is in seconds, for
+        a file that another program has locked.
         """
         if not path or path == ":memory:" or "\0" in path:
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
@@ -372,7 +419,7 @@ class SQLiteEngine(Engine):
         # SQLite keeps its other files beside what a link leads to, and so do we.
         self._path = os.path.realpath(path)
         self._expected = identity
-        self._busy_timeout = busy_timeout
+        self._write_limit = write_limit
         self._turn = Turn(os.path.dirname(self._path))
         self._connection: sqlite3.Connection | None = None
         self._files: tuple[str, ...] = ()
@@ -402,41 +449,32 @@ class SQLiteEngine(Engine):
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         connection = self._connection or self._open()
         self._check_files()
-        new, stored = 0, {}
+        result: tuple[int, Mapping[int, Plant]] = 0, {}
         try:
             if plants:
-                rows = ", ".join(["(?, ?, ?)"] * len(plants))
-                new = connection.execute(
-                    f"INSERT INTO plants VALUES {rows} ON CONFLICT (id) DO NOTHING",
-                    list(itertools.chain.from_iterable(plants)),
-                ).rowcount
+                result = insert_new(connection.execute, plants, "?", "")
             else:  # a read-only file takes BEGIN IMMEDIATE, but not this
                 connection.execute(f"PRAGMA user_version = {self.VERSION}")
-            if new < len(plants):
-                ids = ", ".join("?" * len(plants))
-                select = f"SELECT id, name, tag FROM plants WHERE id IN ({ids})"
-                found = connection.execute(select, [plant.id for plant in plants])
-                stored = {row[0]: Plant(*row) for row in found}
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
                 raise
             raise Unavailable(f"{self._path}: {error}") from error
         self._check_files()
-        return new, stored
+        return result
 
     def rows(self) -> Iterator[Plant]:
         with self.turn(WAIT_LIMIT):
             connection = self._connection or self._open()
         try:
             # One statement reads one snapshot, whatever is written meanwhile.
-            for row in connection.execute("SELECT id, name, tag FROM plants ORDER BY id"):
+            for row in connection.execute(ALL_PLANTS):
                 yield Plant._make(row)
         except sqlite3.Error as error:
             raise Unavailable(f"{self._path}: {error}") from error
 
     def close(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(Unavailable), self.turn(self._busy_timeout):
+            with contextlib.suppress(Unavailable), self.turn(self._write_limit):
                 self._connection.close()
                 self._connection = None
 
@@ -453,7 +491,7 @@ class SQLiteEngine(Engine):
             connection = sqlite3.connect(
                 f"file:{quote(self._path)}?mode={mode}",
                 uri=True,
-                timeout=self._busy_timeout,
+                timeout=self._write_limit,
                 isolation_level=None,
                 check_same_thread=False,
             )
@@ -527,6 +565,195 @@ class SQLiteEngine(Engine):
             self._files = ()
         if not self._files:
             raise Unavailable(f"{self._path} was deleted or replaced under the service: restart it")
+
+
+class PostgreSQLEngine(Engine):
+    """A table on a PostgreSQL server, or on those of a cluster of which one takes writes.
+
+    A thread has the connection, so that nobody waits longer for a server that hangs than for one
+    that fails. Where the connection is lost the thread makes another and sends the batch again: it
+    is safe, as what is stored stays as it is. When the time for that is over it goes on to connect,
+    and until it has, everything fails at once.
+    """
+
+    DEFAULTS = types.MappingProxyType(  # postgresql.org/docs/current/libpq-connect.html
+        {
+            "connect_timeout": "2",  # seconds, for each address
+            "fallback_application_name": "plants",
+            "keepalives_idle": "60",  # seconds; routers forget connections that are long silent
+            "target_session_attrs": "read-write",  # of several servers, the one that takes writes
+        }
+    )
+    SCHEMA = "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
+    COLUMNS = (("id", "bigint", True), ("name", "text", True), ("tag", "text", False))
+    MAY_PASS = ("08", "25006", "40", "57P")  # no connection, a standby, a deadlock, a restart
+    REFUSED = (  # libpq has no codes for why it could not connect
+        r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
+        r"not permitted to log in|permission denied|SSL was required"
+    )
+
+    def __init__(self, url: str, identity: str, write_limit: float) -> None:
+        """`url` is libpq's. Without an `identity` the table is created if there is none.
+
+        `write_limit` is in seconds, for all that it takes to store a batch.
+        """
+        global psycopg
+        import psycopg  # SQLite does without
+
+        try:
+            given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.ProgrammingError:  # which may quote the password
+            raise StartRefused(
+                "DATABASE_URL must be like postgresql://user:password@host/database, with special "
+                "characters percent-encoded"
+            ) from None
+        self._parameters = {**self.DEFAULTS, **given, "client_encoding": "utf8"}
+        self._may_create = not identity
+        self._write_limit = write_limit - CANCEL_LIMIT
+        self._thread = BackgroundThread()
+        self._work: Future[tuple[int, Mapping[int, Plant]]] = Future()  # what the thread is at
+        self._work.set_result((0, {}))
+        self._connection: psycopg.Connection | None = None
+        self._is_ready = self._is_closed = self._is_local = False
+        self._lost = ""  # why there is no connection
+
+    def turn(self, timeout: float) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the server keeps writers apart
+
+    def create(self) -> None:
+        """Nothing: the first connection does, as the server may be away at the start."""
+
+    def identity(self) -> str:
+        return "" if self._may_create else "seen"
+
+    def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
+        if self._work.done():
+            self._is_closed = False
+            deadline = time.monotonic() + self._write_limit
+            self._work = self._thread.submit(self._insist, plants, deadline)
+            with contextlib.suppress(FutureTimeoutError):
+                return self._work.result(self._write_limit)
+            self._cut()
+        raise Unavailable(self._lost or "PostgreSQL: no answer")
+
+    def rows(self) -> Iterator[Plant]:
+        try:
+            with self._connect() as connection:
+                yield from map(Plant._make, connection.cursor().stream(ALL_PLANTS, size=1000))
+        except psycopg.Error as error:
+            raise self._reason(error) from None
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._work.done():
+            self._drop()
+
+    def _insist(self, plants: Sequence[Plant], deadline: float) -> tuple[int, Mapping[int, Plant]]:
+        """Insert, on a new connection where one is lost; past the deadline, only connect."""
+        while not self._is_closed:
+            try:
+                if self._connection is None:
+                    self._connection = self._connect()
+                    self._socket = socket.socket(fileno=os.dup(self._connection.fileno()))
+                    if self._lost:
+                        log.warning("PostgreSQL: connected again")
+                        self._lost = ""
+                if time.monotonic() > deadline:
+                    break
+                return self._write(self._connection, plants)
+            except (psycopg.DataError, psycopg.IntegrityError):  # the fault of a plant
+                raise
+            except psycopg.Error as error:
+                reason, state = self._reason(error), error.sqlstate or "08"
+                if isinstance(reason, StartRefused) or not state.startswith(self.MAY_PASS):
+                    raise reason from None
+                if not state.startswith("40"):
+                    self._drop()
+                    if not self._lost:
+                        log.warning("%s; connecting again", reason)
+                    self._lost = str(reason)
+                    time.sleep(RECONNECT_PAUSE)
+        if self._is_closed:
+            self._drop()
+        raise Unavailable(self._lost)
+
+    def _connect(self) -> "psycopg.Connection":
+        connection = psycopg.connect(**self._parameters, autocommit=True)
+        connection.add_notice_handler(self._notice)
+        return connection
+
+    def _notice(self, notice: "psycopg.errors.Diagnostic") -> None:
+        """Remember that a commit gave up waiting for the standbys, which is no error to libpq."""
+        self._is_local |= notice.source_function == "SyncRepWaitForLSN"
+
+    def _write(
+        self, connection: "psycopg.Connection", plants: Sequence[Plant]
+    ) -> tuple[int, Mapping[int, Plant]]:
+        if not self._is_ready:
+            self._prepare(connection)
+        self._is_local = False
+        # FOR UPDATE makes of a read a commit, and a commit waits until all before it is on the
+        # standbys too: what is only here would go with this server.
+        if plants:
+            result = insert_new(connection.execute, plants, "%s", " ORDER BY id FOR UPDATE")
+        else:
+            connection.execute(
+                "WITH one AS (SELECT id, name, tag FROM plants LIMIT 1 FOR UPDATE) "
+                "INSERT INTO plants SELECT * FROM one ON CONFLICT (id) DO NOTHING"
+            )
+            result = 0, {}
+        if self._is_local:
+            raise psycopg.OperationalError("committed here, but maybe not on the standbys")
+        return result
+
+    def _prepare(self, connection: "psycopg.Connection") -> None:
+        """Set the connection up; see that the table is ours, or make it if there is none."""
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"
+        )
+        if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
+            raise StartRefused(f"PostgreSQL: the database is in {encoding}, not UTF8")
+        columns = (
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute "
+            "WHERE attrelid = to_regclass('plants') AND attnum > 0 AND NOT attisdropped "
+            "ORDER BY attnum"
+        )
+        found = connection.execute(columns).fetchall()
+        if not found and self._may_create:
+            # Of several that create it at once, those that come too late fail.
+            with contextlib.suppress(
+                *(psycopg.errors.lookup(c) for c in ("23505", "42710", "42P07"))
+            ):
+                connection.execute(self.SCHEMA)
+            found = connection.execute(columns).fetchall()
+        if tuple(found) != self.COLUMNS:
+            raise StartRefused("PostgreSQL: there is no table plants, or one of another shape")
+        self._is_ready, self._may_create = True, False
+
+    def _reason(self, error: "psycopg.Error") -> Unavailable:
+        """What an error is to those who wait, in one line."""
+        text = " ".join(f"PostgreSQL: {error.diag.message_primary or error}".split())
+        if isinstance(error, psycopg.ProgrammingError):
+            return StartRefused(f"{text}; the role needs SELECT, INSERT, UPDATE on plants")
+        if error.sqlstate is None and re.search(self.REFUSED, text):
+            return StartRefused(text)
+        return Unavailable(text)
+
+    def _cut(self) -> None:
+        """End the wait for a server that does not answer: no time limit of its own does."""
+        if (connection := self._connection) is not None:
+            with contextlib.suppress(Exception):  # else it would wait on, for a lock or a standby
+                connection.cancel_safe(timeout=CANCEL_LIMIT)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._socket.close()
+            self._connection = None
+            self._is_ready = False
 
 
 def dump(storage: Storage, out: BinaryIO) -> None:
@@ -604,7 +831,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.command == "dump":
                 dump(storage, sys.stdout.buffer)
                 return 0
-            storage.check_start()
+            storage.create()
             counts = load(storage, sys.stdin.buffer)
             print(", ".join(f"{count} {name}" for name, count in counts.items()), flush=True)
     except BrokenPipeError:  # dump | head: nobody reads on

@@ -1,24 +1,34 @@
-"""What the tests share: a storage on a real SQLite file, the application, a real gunicorn."""
+"""What the tests share: a storage on each engine, the application, a real gunicorn."""
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psycopg
 import pytest
 from webtest import TestApp
 
 from app import create_app
-from storage import SQLiteEngine, Storage
-from tests.server import Server
+from storage import ALL_PLANTS, Storage
+from tests.postgresql import PostgreSQL, program
+from tests.server import PATIENCE, Server
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "test-token-0123456789"
 
 
-def open_storage(path: Path) -> Storage:
-    """A storage that gives up soon, not looked at yet."""
-    return Storage(SQLiteEngine(str(path), busy_timeout=0.2), wait_limit=0.5)
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """A PostgreSQL server for all tests."""
+    for name in ("initdb", "postgres"):
+        if not program(name):
+            pytest.skip(f"not tested on PostgreSQL: its program {name} is not installed")
+    server = PostgreSQL("fsync=off")
+    yield server
+    server.remove()
 
 
 @pytest.fixture
@@ -27,10 +37,19 @@ def database(tmp_path: Path) -> Path:
     return tmp_path / "plants.db"
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, database: Path) -> str:
+    """The URL of a database that does not exist yet or has no table: one of each engine."""
+    if request.param == "sqlite":
+        return f"sqlite:///{database}"
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.url(server.new_database())
+
+
 @pytest.fixture
-def storage(database: Path) -> Iterator[Storage]:
-    """A storage that gives up soon."""
-    storage = open_storage(database)
+def storage(url: str) -> Iterator[Storage]:
+    """A storage that has been started."""
+    storage = Storage.from_url(url, wait_limit=PATIENCE)
     storage.check_start()
     yield storage
     storage.close()
@@ -45,25 +64,47 @@ def client(storage: Storage) -> TestApp:
 
 
 @pytest.fixture
-def stored(database: Path) -> Callable[[], list[tuple[int, str, str | None]]]:
+def stored(url: str) -> Callable[[], list[tuple[int, str, str | None]]]:
     """Reads the rows of the table, in the order of id, past the service."""
 
     def read() -> list[tuple[int, str, str | None]]:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-        ) as connection:
-            return connection.execute("SELECT id, name, tag FROM plants ORDER BY id").fetchall()
+        if url.startswith("postgresql:"):
+            with psycopg.connect(url) as connection:
+                return connection.execute(ALL_PLANTS).fetchall()
+        path = url.removeprefix("sqlite:///")
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            return connection.execute(ALL_PLANTS).fetchall()
 
     return read
 
 
 @pytest.fixture
-def serve(tmp_path: Path, database: Path) -> Iterator[Callable[..., Server]]:
+def taken_away(url: str, database: Path) -> Callable[[], AbstractContextManager[None]]:
+    """Takes the table away for a while."""
+
+    @contextlib.contextmanager
+    def take_away() -> Iterator[None]:
+        elsewhere = database.with_name("elsewhere.db")
+        if url.startswith("sqlite:"):
+            os.rename(database, elsewhere)
+            yield
+            os.rename(elsewhere, database)
+        else:
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("ALTER TABLE plants RENAME TO elsewhere")
+                yield
+                connection.execute("ALTER TABLE elsewhere RENAME TO plants")
+
+    return take_away
+
+
+@pytest.fixture
+def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
     """Starts gunicorn as the README does, on a free port and with a database of its own."""
     servers = []
 
     def start(*arguments: str, command: list[str] | None = None, **environment: str) -> Server:
-        settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{database}", **environment}
+        settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": url, **environment}
         servers.append(Server(ROOT, tmp_path, arguments, command, settings))
         return servers[-1]
 

@@ -5,6 +5,7 @@ tests/ci/ tries the same with a browser, a fuzzer and a generated client.
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -16,6 +17,12 @@ from storage import Plant, StartRefused, Unavailable
 from tests.conftest import ROOT, TOKEN
 
 ORIGIN = "https://garden.example"
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """SQLite alone: what is tested here is not stored."""
+    return f"sqlite:///{database}"
 
 
 class Broken:

@@ -23,7 +23,7 @@ from schemas import VALIDATORS
 from storage import Storage
 from tests.conftest import ROOT, TOKEN
 from tests.server import GUNICORN, PATIENCE, Server, is_alive, receive, wait_until
-from tests.test_storage import can_lock
+from tests.test_sqlite import can_lock
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 HERE = [GUNICORN, "--bind", "127.0.0.1:0"]
@@ -32,6 +32,12 @@ HEAD = (
     f"POST /plants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
     "Content-Type: application/json\r\n"
 ).encode()
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """SQLite alone: what is tested here is the server."""
+    return f"sqlite:///{database}"
 
 
 def answers(data: bytes) -> list[tuple[int, dict]]:

@@ -2,12 +2,19 @@
 
 import re
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import TOKEN
 
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """SQLite; what refuses a start on PostgreSQL is in tests/test_postgresql.py."""
+    return f"sqlite:///{database}"
 
 
 @pytest.mark.parametrize(
