@@ -589,7 +589,7 @@ class PostgreSQLEngine(Engine):
     MAY_PASS = ("08", "25006", "40", "57P")  # no connection, a standby, a deadlock, a restart
     REFUSED = (  # libpq has no codes for why it could not connect
         r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
-        r"not permitted to log in|permission denied|SSL was required"
+        r"not permitted to log in|permission denied|SSL was required|: invalid "
     )
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
@@ -627,14 +627,16 @@ class PostgreSQLEngine(Engine):
         return "" if self._may_create else "seen"
 
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
-        if self._work.done():
-            self._is_closed = False
-            deadline = time.monotonic() + self._write_limit
-            self._work = self._thread.submit(self._insist, plants, deadline)
-            with contextlib.suppress(FutureTimeoutError):
-                return self._work.result(self._write_limit)
-            self._cut()
-        raise Unavailable(self._lost or "PostgreSQL: no answer")
+        if not self._work.done():
+            raise Unavailable(self._lost)
+        self._is_closed = False
+        deadline = time.monotonic() + self._write_limit
+        self._work = self._thread.submit(self._insist, plants, deadline)
+        with contextlib.suppress(FutureTimeoutError):
+            return self._work.result(self._write_limit)
+        reason = self._lost or self._lose(f"PostgreSQL: no answer for {self._write_limit:g} s")
+        self._cut()
+        raise Unavailable(reason)
 
     def rows(self) -> Iterator[Plant]:
         try:
@@ -669,9 +671,7 @@ class PostgreSQLEngine(Engine):
                     raise reason from None
                 if not state.startswith("40"):
                     self._drop()
-                    if not self._lost:
-                        log.warning("%s; connecting again", reason)
-                    self._lost = str(reason)
+                    self._lose(str(reason))
                     time.sleep(RECONNECT_PAUSE)
         if self._is_closed:
             self._drop()
@@ -747,6 +747,12 @@ class PostgreSQLEngine(Engine):
                 connection.cancel_safe(timeout=CANCEL_LIMIT)
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _lose(self, reason: str) -> str:
+        if not self._lost:
+            log.warning("%s; connecting again", reason)
+        self._lost = reason
+        return reason
 
     def _drop(self) -> None:
         if self._connection is not None:

@@ -39,11 +39,11 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, database: Path) -> str:
-    """The URL of a database that does not exist yet or has no table: one of each engine."""
+    """The URL of a database that does not exist or has no table yet: one of each engine."""
     if request.param == "sqlite":
         return f"sqlite:///{database}"
     server: PostgreSQL = request.getfixturevalue("postgresql")
-    return server.url(server.new_database())
+    return server.new_schema()
 
 
 @pytest.fixture

@@ -84,11 +84,11 @@ class PostgreSQL:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def new_database(self, options: str = "") -> str:
-        """Make an empty database; return its name."""
+    def new_schema(self) -> str:
+        """Make an empty schema, which is faster made than a database; return the URL of it."""
         name = f"test{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name} {options}")
-        return name
+        self.execute(f"CREATE SCHEMA {name}")
+        return f"{self.url()}&options=-csearch_path%3D{name}"
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop it: SIGINT ends connections, SIGQUIT is a crash of all its processes."""

@@ -113,7 +113,7 @@ def test_the_url_comes_from_the_environment_too(storage, url):
 @pytest.mark.parametrize("command", ["dump", "load"])
 def test_what_is_no_storage_is_refused_in_one_line(command, tmp_path):
     """Exit status 1, and what is wrong, with no traceback."""
-    wrong = ["sqlite:///", "sqlite:///a%00b", f"sqlite:///{tmp_path}", "postgresql://127.0.0.1:1/"]
+    wrong = ["sqlite:///", "sqlite:///a%00b", f"sqlite:///{tmp_path}"]
     for url in (*wrong, f"sqlite:///{tmp_path}/none/plants.db", f"postgresql:///?host={tmp_path}"):
         status, out, errors = run(command, url, env={**os.environ, "DATABASE_URL": ""})
         assert (status, out) == (1, "")
