@@ -666,7 +666,8 @@ class PostgreSQLEngine(Engine):
             except (psycopg.DataError, psycopg.IntegrityError):  # the fault of a plant
                 raise
             except psycopg.Error as error:
-                reason, state = self._reason(error), error.sqlstate or "08"
+                was_cut = time.monotonic() > deadline
+                reason, state = self._reason(error), (not was_cut and error.sqlstate) or "08"
                 if isinstance(reason, StartRefused) or not state.startswith(self.MAY_PASS):
                     raise reason from None
                 if not state.startswith("40"):
