@@ -14,10 +14,9 @@ from webtest import TestApp
 from app import create_app
 from storage import ALL_PLANTS, Storage
 from tests.postgresql import PostgreSQL, program
-from tests.server import PATIENCE, Server
+from tests.server import PATIENCE, TOKEN, Server
 
 ROOT = Path(__file__).parent.parent
-TOKEN = "test-token-0123456789"
 
 
 @pytest.fixture(scope="session")

@@ -3,19 +3,25 @@
 import contextlib
 import functools
 import http.client
+import itertools
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
+TOKEN = "test-token-0123456789"
+HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
 
 
@@ -107,9 +113,9 @@ class Server:
         finally:
             connection.close()
 
-    def post(self, plant: Any, token: str = "test-token-0123456789") -> tuple[int, Any]:
+    def post(self, plant: Any, token: str = TOKEN) -> tuple[int, Any]:
         """Post a plant; return the status and the JSON body."""
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        headers = {**HEADERS, "Authorization": f"Bearer {token}"}
         status, _, answer = self.request("POST", "/plants", json.dumps(plant), headers)
         return status, answer
 
@@ -126,6 +132,55 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
+
+
+class Writers:
+    """Clients that post plants at the same time, each again and again until it gets its 200."""
+
+    def __init__(self, port: int, first: int = 0, count: int = 8) -> None:
+        """`first` is the lowest id, `count` the number of clients."""
+        self.acknowledged: dict[int, str] = {}  # names by id
+        self.answers: Counter[int] = Counter()  # by status, 0 for a connection that failed
+        self._numbers = itertools.count(first)
+        self._port = port
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._write) for _ in range(count)]
+
+    def __enter__(self) -> "Writers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def goes_on(self, count: int = 100) -> bool:
+        """Wait until `count` more plants were acknowledged."""
+        goal = len(self.acknowledged) + count
+        return bool(wait_until(lambda: len(self.acknowledged) >= goal))
+
+    def _write(self) -> None:
+        client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+        for number in self._numbers:
+            name = f"{random.random()}"
+            while not self._end.is_set() and number not in self.acknowledged:
+                try:
+                    body = json.dumps({"id": number, "name": name})
+                    client.request("POST", "/plants", body, HEADERS)
+                    answer = client.getresponse()
+                    answer.read()
+                except (OSError, http.client.HTTPException):
+                    self.answers[0] += 1
+                    client.close()
+                    time.sleep(0.01)
+                else:
+                    self.answers[answer.status] += 1
+                    if answer.status == 200:
+                        self.acknowledged[number] = name
+            if self._end.is_set():
+                return client.close()
 
 
 def receive(connection: socket.socket) -> bytes:

@@ -14,7 +14,8 @@ from webtest import TestApp
 from app import BODY_LIMIT, PAGE, STATIC, create_app, parse_origins
 from schemas import VALIDATORS, openapi
 from storage import Plant, StartRefused, Unavailable
-from tests.conftest import ROOT, TOKEN
+from tests.conftest import ROOT
+from tests.server import TOKEN
 
 ORIGIN = "https://garden.example"
 

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from storage import CANCEL_LIMIT, Plant, PostgreSQLEngine, StartRefused, Storage, Unavailable
-from tests.conftest import ROOT, TOKEN
+from tests.conftest import ROOT
 from tests.postgresql import PostgreSQL
-from tests.server import PATIENCE, wait_until
+from tests.server import PATIENCE, TOKEN, wait_until
 
 SOON = 2 * (CANCEL_LIMIT + 0.2)  # seconds; a wait limit that leaves the engine 0.2
 MONSTERA = Plant(7, "Monstera")

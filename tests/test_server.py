@@ -1,8 +1,6 @@
 """The service as it runs: real gunicorn processes, real sockets, signals and kills."""
 
 import contextlib
-import http.client
-import itertools
 import json
 import os
 import random
@@ -21,11 +19,19 @@ import pytest
 from app import BODY_LIMIT
 from schemas import VALIDATORS
 from storage import Storage
-from tests.conftest import ROOT, TOKEN
-from tests.server import GUNICORN, PATIENCE, Server, is_alive, receive, wait_until
+from tests.conftest import ROOT
+from tests.server import (
+    GUNICORN,
+    PATIENCE,
+    TOKEN,
+    Server,
+    Writers,
+    is_alive,
+    receive,
+    wait_until,
+)
 from tests.test_sqlite import can_lock
 
-HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 HERE = [GUNICORN, "--bind", "127.0.0.1:0"]
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 HEAD = (
@@ -99,48 +105,19 @@ def run_printed_curl(server: Server) -> None:
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}'
 
 
-def test_every_acknowledged_plant_survives_kill_minus_9_under_load(serve, stored):
+def test_every_acknowledged_plant_survives_kill_minus_9_under_load(serve, stored, database):
     """One worker or all processes are killed again and again while many clients post."""
     chance = random.Random(7)
-    numbers = itertools.count()
-    acknowledged = {}
-
-    def post_until(stop: threading.Event, port: int) -> None:
-        while not stop.is_set():
-            client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-            with (
-                contextlib.closing(client),
-                contextlib.suppress(OSError, http.client.HTTPException),
-            ):
-                while not stop.is_set():
-                    plant = {"id": next(numbers), "name": f"{chance.random()}"}
-                    client.request("POST", "/plants", json.dumps(plant), HEADERS)
-                    answer = client.getresponse()
-                    answer.read()
-                    if answer.status == 200:
-                        acknowledged[plant["id"]] = plant["name"]
-
-    for _ in range(3):
+    acknowledged: dict[int, str] = {}
+    for number in range(3):
         server = serve()
-        stop = threading.Event()
-        clients = [
-            threading.Thread(target=post_until, args=(stop, server.port), daemon=True)
-            for _ in range(8)
-        ]
-        for client in clients:
-            client.start()
-        for victim in ("worker", "all"):
-            goal = len(acknowledged) + chance.randrange(100, 300)
-            wait_until(lambda goal=goal: len(acknowledged) > goal)
-            if victim == "worker":
-                os.kill(chance.choice(server.workers()), signal.SIGKILL)
-        server.kill()
-        stop.set()
-        for client in clients:
-            client.join(PATIENCE)
-        rows = {number: name for number, name, _ in stored()}
-        assert acknowledged.items() <= rows.items()
-    database = serve().files[0].with_name("plants.db")
+        with Writers(server.port, first=number * 10**6) as writers:
+            assert writers.goes_on(chance.randrange(100, 300))
+            os.kill(chance.choice(server.workers()), signal.SIGKILL)
+            assert writers.goes_on(chance.randrange(100, 300))
+            server.kill()
+        acknowledged |= writers.acknowledged
+        assert acknowledged.items() <= {(number, name) for number, name, _ in stored()}
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

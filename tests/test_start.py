@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TOKEN
+from tests.server import TOKEN
 
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
-from tests.conftest import TOKEN
-from tests.server import PATIENCE
+from tests.server import PATIENCE, TOKEN
 
 TOOLS = Path(sys.executable).parent
 

@@ -10,8 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.conftest import TOKEN
-from tests.server import Server, wait_until
+from tests.server import TOKEN, Server, wait_until
 
 CHROMIUM = [
     "--headless=new",
