@@ -95,19 +95,23 @@ class PostgreSQL:
         self.process.send_signal(how)
         self.process.wait(PATIENCE)
 
-    def kill(self) -> None:
-        """Kill -9 all its processes at once."""
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes."""
+        self.process.send_signal(signal.SIGSTOP)  # so that there are no new ones meanwhile
         children = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], stdout=subprocess.PIPE
         )
-        for pid in [self.process.pid, *map(int, children.stdout.split())]:
+        for pid in [*map(int, children.stdout.split()), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """Kill -9 all its processes at once."""
+        self.signal(signal.SIGKILL)
         self.process.wait(PATIENCE)
 
     def remove(self) -> None:
         """Leave nothing behind."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.stop(signal.SIGQUIT)
+            self.kill()
         shutil.rmtree(self.folder)
