@@ -16,7 +16,6 @@ import sqlite3
 import sys
 import threading
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -576,14 +575,6 @@ class PostgreSQLEngine(Engine):
     and until it has, everything fails at once.
     """
 
-    DEFAULTS = types.MappingProxyType(  # postgresql.org/docs/current/libpq-connect.html
-        {
-            "connect_timeout": "2",  # seconds, for each address
-            "fallback_application_name": "plants",
-            "keepalives_idle": "60",  # seconds; routers forget connections that are long silent
-            "target_session_attrs": "read-write",  # of several servers, the one that takes writes
-        }
-    )
     SCHEMA = "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
     COLUMNS = (("id", "bigint", True), ("name", "text", True), ("tag", "text", False))
     MAY_PASS = ("08", "25006", "40", "57P")  # no connection, a standby, a deadlock, a restart
@@ -607,7 +598,14 @@ class PostgreSQLEngine(Engine):
                 "DATABASE_URL must be like postgresql://user:password@host/database, with special "
                 "characters percent-encoded"
             ) from None
-        self._parameters = {**self.DEFAULTS, **given, "client_encoding": "utf8"}
+        self._parameters = {  # postgresql.org/docs/current/libpq-connect.html
+            "connect_timeout": 2,  # seconds, for each address
+            "fallback_application_name": "plants",
+            "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
+            "target_session_attrs": "read-write",  # of several servers, the one that takes writes
+            **given,
+            "client_encoding": "utf8",
+        }
         self._may_create = not identity
         self._write_limit = write_limit - CANCEL_LIMIT
         self._thread = BackgroundThread()
@@ -655,8 +653,9 @@ class PostgreSQLEngine(Engine):
         while not self._is_closed:
             try:
                 if self._connection is None:
-                    self._connection = self._connect()
-                    self._socket = socket.socket(fileno=os.dup(self._connection.fileno()))
+                    connection = self._connect()
+                    self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+                    self._connection = connection
                     if self._lost:
                         log.warning("PostgreSQL: connected again")
                         self._lost = ""
@@ -670,10 +669,9 @@ class PostgreSQLEngine(Engine):
                 reason, state = self._reason(error), (not was_cut and error.sqlstate) or "08"
                 if isinstance(reason, StartRefused) or not state.startswith(self.MAY_PASS):
                     raise reason from None
-                if not state.startswith("40"):
-                    self._drop()
-                    self._lose(str(reason))
-                    time.sleep(RECONNECT_PAUSE)
+                self._drop()
+                self._lose(str(reason))
+                time.sleep(RECONNECT_PAUSE)
         if self._is_closed:
             self._drop()
         raise Unavailable(self._lost)
@@ -723,9 +721,8 @@ class PostgreSQLEngine(Engine):
         found = connection.execute(columns).fetchall()
         if not found and self._may_create:
             # Of several that create it at once, those that come too late fail.
-            with contextlib.suppress(
-                *(psycopg.errors.lookup(c) for c in ("23505", "42710", "42P07"))
-            ):
+            too_late = map(psycopg.errors.lookup, ("23505", "42710", "42P07"))
+            with contextlib.suppress(*too_late):
                 connection.execute(self.SCHEMA)
             found = connection.execute(columns).fetchall()
         if tuple(found) != self.COLUMNS:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -146,18 +147,18 @@ class Cluster:
         self.etcd.kill()
 
 
-def kill_the_primary(cluster: Cluster, primary: Node) -> None:
+def kill_the_primary(primary: Node) -> None:
     """kill -9 of the primary's machine: Patroni, PostgreSQL and all its children"""
     primary.signal(signal.SIGKILL)
 
 
-def kill_postgresql(cluster: Cluster, primary: Node) -> None:
+def kill_postgresql(primary: Node) -> None:
     """kill -9 of the primary's PostgreSQL; its Patroni lives"""
     for pid in primary.processes()[1:]:
         os.kill(pid, signal.SIGKILL)
 
 
-def freeze_the_primary(cluster: Cluster, primary: Node) -> None:
+def freeze_the_primary(primary: Node) -> None:
     """the primary's machine freezes for 60 s, and comes back"""
     frozen = primary.processes()
     for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -168,38 +169,38 @@ def freeze_the_primary(cluster: Cluster, primary: Node) -> None:
             time.sleep(60)
 
 
-def switch_over(cluster: Cluster, primary: Node) -> None:
+def switch_over(primary: Node) -> None:
     """a planned switchover (patronictl)"""
     config = str(primary.folder / "patroni.json")
     subprocess.run(
-        ["patronictl", "-c", config, "switchover", "--master", primary.name, "--force"],
+        ["patronictl", "-c", config, "switchover", "--force"],
         check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
 
 
-def longest_pause(writers: Writers, seconds: float) -> float:
+def watch(writers: Writers, seconds: float) -> float:
     """Watch for some seconds and until there are plants again; how long none was acknowledged."""
     longest, count, last = 0.0, -1, time.monotonic()
     end = last + seconds
-    while True:
-        now = time.monotonic()
+    while time.monotonic() < end + TIME_LIMIT:
         if len(writers.acknowledged) != count:
-            longest = max(longest, now - last)
-            count, last = len(writers.acknowledged), now
-            if now > end:
+            longest = max(longest, time.monotonic() - last)
+            count, last = len(writers.acknowledged), time.monotonic()
+            if last > end:
                 return longest
-        if now > end + TIME_LIMIT:
-            sys.exit("no plant was acknowledged any more")
         time.sleep(0.02)
+    sys.exit("no plant was acknowledged any more")
 
 
 def run_round(cluster: Cluster, server: Server, number: int, happens: Any) -> int:
     """Let it happen under load; print what came of it, and return how many plants are lost."""
     primary = cluster.wait_until_whole()
     with Writers(server.port, first=number * 10**7) as writers:
-        longest_pause(writers, 3)
-        happens(cluster, primary)
-        pause = longest_pause(writers, 60)
+        watch(writers, 3)
+        event = threading.Thread(target=happens, args=(primary,))
+        event.start()
+        pause = watch(writers, 120)
+        event.join()
     if primary.process.poll() is not None:
         primary.start()
     new = cluster.wait_until_whole()
@@ -222,6 +223,7 @@ def main() -> int:
         cluster = Cluster(folder)
         try:
             cluster.wait_until_whole()
+            subprocess.run(["patroni", "--version"], check=True)
             environment = {"DATABASE_URL": cluster.url(), "PLANTS_TOKENS": TOKEN}
             server = Server(ROOT, folder, [], None, environment)
             happenings = [kill_the_primary, kill_postgresql, freeze_the_primary, switch_over]
