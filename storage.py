@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds until a plant that is not stored yet is given up
+GATHER_TIME = 0.0005  # seconds; a commit costs as much for one plant as for many
 CANCEL_LIMIT = 1.0  # seconds for a server to take notice that an answer is not waited for
 RECONNECT_PAUSE = 0.2  # seconds
 CHECK_LIMIT = 1.5  # seconds that a look at the storage may take
@@ -222,12 +223,13 @@ class Storage:
 class _Waiter:
     """A thread's item in the group commit and, in the end, its outcome."""
 
-    __slots__ = ("item", "leads", "outcome", "settled", "wake")
+    __slots__ = ("has_left", "item", "leads", "next", "outcome", "settled", "wake")
 
     def __init__(self, item: Plant | None) -> None:
         self.item = item
-        self.leads = self.settled = False
+        self.leads = self.settled = self.has_left = False
         self.outcome: BaseException | None = None
+        self.next: _Waiter | None = None  # whom to wake up
         self.wake = threading.Lock()  # held until there is something to wake up for
         self.wake.acquire()
 
@@ -237,8 +239,9 @@ class GroupCommit:
 
     The first to come leads: it waits for the turn, takes all that is pending by then and writes
     it, while the others, its followers, sleep. Then it makes the first of those that came
-    meanwhile the next leader, and wakes exactly those whose items it wrote. Each thread sleeps on
-    a lock of its own: with one lock for all, every commit would wake every thread.
+    meanwhile the next leader, and wakes the first of those whose items it wrote, which wakes the
+    next. Each sleeps on a lock of its own, and they wake one by one: threads that wake at the same
+    time only meet again at Python's global lock.
     """
 
     def __init__(
@@ -250,9 +253,10 @@ class GroupCommit:
         self._turn = turn
         self._write = write
         self._wait_limit = wait_limit
-        self._lock = threading.Lock()  # guards what follows, and `leads` of each waiter
+        self._lock = threading.Lock()  # guards what follows, and what the waiters say of themselves
         self._pending: list[_Waiter] = []
         self._has_leader = False
+        self._has_company = False  # whether the last batch was one of several
 
     def add(self, item: Plant | None) -> None:
         """Return when a batch with `item` was written; raise what its outcome was instead."""
@@ -266,6 +270,8 @@ class GroupCommit:
             self._give_up(waiter)
         if waiter.leads:
             self._lead(waiter, deadline)
+        if waiter.next is not None:
+            waiter.next.wake.release()
         if waiter.outcome is not None:
             raise waiter.outcome
 
@@ -274,14 +280,17 @@ class GroupCommit:
         with self._lock:
             if waiter.settled or waiter.leads:  # made leader: the others depend on it
                 return
+            waiter.has_left = True
             if waiter in self._pending:
                 self._pending.remove(waiter)
-        waiter.outcome = Unavailable(f"not stored within {self._wait_limit:g} s")
+        raise Unavailable(f"not stored within {self._wait_limit:g} s")
 
     def _lead(self, leader: _Waiter, deadline: float) -> None:
         """Write one batch and hand over, whatever happens."""
         batch: list[_Waiter] = []
         outcomes: Sequence[BaseException | None] = []
+        if self._has_company:
+            time.sleep(GATHER_TIME)
         try:
             # Half of the limit is for the write: the file may be locked by another program.
             with self._turn(deadline - self._wait_limit / 2 - time.monotonic()):
@@ -294,15 +303,16 @@ class GroupCommit:
             if not batch:  # it failed before it took any: the others' turn may still come
                 self._pending.remove(leader)
                 batch = [leader]
+            self._has_company = len(batch) > 1
             self._has_leader = bool(self._pending)
             if self._has_leader:
                 self._pending[0].leads = True
                 self._pending[0].wake.release()
             for waiter, outcome in zip(batch, outcomes, strict=True):
                 waiter.outcome, waiter.settled = outcome, True
-        for waiter in batch:
-            if waiter is not leader:
-                waiter.wake.release()
+            asleep = [w for w in batch if w is not leader and not w.has_left]
+            for waiter, following in itertools.pairwise([leader, *asleep]):
+                waiter.next = following
 
 
 class BackgroundThread:

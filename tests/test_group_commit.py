@@ -254,6 +254,27 @@ def test_a_wait_that_runs_out_during_the_write_is_told_so(storage, engine, group
     assert list(engine.rows()) == plants(1, 2)
 
 
+def test_who_has_left_keeps_nobody_asleep(storage, engine, group):
+    """Each wakes the next, so those who are not there any more are passed over."""
+    engine.turn_free.clear()
+    engine.go.clear()
+    adders = [Adder(storage, Plant(1, "plant 1"))]
+    wait_until(lambda: pending(storage) == 1)
+    late = [add_late(storage, Plant(2, "plant 2"))]
+    adders.append(Adder(storage, Plant(3, "plant 3")))
+    wait_until(lambda: pending(storage) == 3)
+    late.append(add_late(storage, Plant(4, "plant 4")))
+    adders.append(Adder(storage, Plant(5, "plant 5")))
+    wait_until(lambda: pending(storage) == 5)
+    engine.turn_free.set()
+    assert engine.writing.acquire(timeout=PATIENCE)
+    group.may_give_up.set()
+    assert all(isinstance(adder.outcome(), Unavailable) for adder in late)
+    engine.go.set()
+    assert [adder.outcome() for adder in adders] == [None] * 3
+    assert engine.batches == [plants(1, 2, 3, 4, 5)]
+
+
 @pytest.mark.parametrize("turn_is_free", [True, False])
 def test_a_follower_whose_wait_runs_out_as_it_is_made_leader(storage, engine, group, turn_is_free):
     """It leads, if the turn is free at once, or hands over: who waits behind it is served."""

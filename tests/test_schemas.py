@@ -1,16 +1,18 @@
 """What counts as a plant, and what a person is told of one that does not."""
 
+import itertools
 import shutil
 import socket
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
 import schemas
-from schemas import VALIDATORS, InvalidPlant, parse_new_plant
+from schemas import QUICK_CHECKS, VALIDATORS, InvalidPlant, parse_new_plant, quick_check
 
 
 @pytest.mark.parametrize("name", ["plant", "new-plant", "error"])
@@ -179,3 +181,44 @@ def test_no_reference_is_ever_fetched():
             VALIDATORS["plant"].evolve(schema=reference).validate({})
         with pytest.raises(BlockingIOError):
             listener.accept()
+
+
+VALUES = [None, True, 0, 7, -(2**63) - 1, 2**63, 1.5, Decimal("7.5"), "", "n", "n\n", "\0", "a\0b",
+          [], ["n"], {}, {"id": 7}]  # fmt: skip
+
+
+def test_a_quick_check_and_a_validator_agree():
+    """On every combination of members, of which most are wrong in one way or another."""
+    passed = 0
+    plants = itertools.product([*VALUES, "absent"], repeat=3)
+    for members in [dict(zip(("id", "name", "tag"), values, strict=True)) for values in plants]:
+        plant = {name: value for name, value in members.items() if value != "absent"}
+        is_valid = VALIDATORS["new-plant"].is_valid(plant)
+        assert bool(QUICK_CHECKS["new-plant"](plant)) == is_valid, plant
+        passed += is_valid
+    assert passed > 10
+    assert not any(QUICK_CHECKS["new-plant"](value) for value in VALUES)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "maxLength": 3},
+        {"type": ["string", "null"]},
+        {"type": "number", "minimum": 1},
+        {"pattern": "^a"},
+        {"minimum": 1},
+        {"required": ["id"]},
+        {"enum": ["indoor", "outdoor"]},
+        {"type": "object", "required": ["tag"], "properties": {"tag": {"maxLength": 9}}},
+    ],
+)
+def test_a_quick_check_leaves_what_it_does_not_know_to_the_validator(schema):
+    """A schema can be changed freely: at worst it is slower."""
+    check = quick_check(schema, None)
+    assert not any(check(value) for value in [*VALUES, "abcd", {"tag": "abcd"}])
+
+
+def test_a_schema_that_says_nothing_takes_everything():
+    """{} is a schema too."""
+    assert all(quick_check({"description": "anything"}, None)(value) for value in VALUES)
