@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,27 @@ def test_a_token_is_made_once_for_all_workers_and_is_in_no_log_line(serve):
     assert token not in server.out
 
 
+def test_the_access_log_can_go_elsewhere(serve, tmp_path):
+    """To a file, and to syslog, as gunicorn's options say."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(f"{tmp_path}/syslog")
+        syslog.settimeout(PATIENCE)
+        options = [f"--access-logfile={tmp_path}/access.log", "--log-syslog"]
+        server = serve(*options, f"--log-syslog-to=unix://{tmp_path}/syslog#dgram")
+        assert server.request("GET", "/nowhere")[0] == 404
+        wait_until(lambda: b"GET /nowhere" in syslog.recv(2**16))
+    wait_until(lambda: '"GET /nowhere" 404' in (tmp_path / "access.log").read_text())
+    assert server.out == ""
+
+
+def test_a_log_that_cannot_be_written_fails_no_request(serve, stored):
+    """As on a full disk."""
+    server = serve("--access-logfile=/dev/full")
+    for _ in range(3):
+        assert server.post(MONSTERA)[0] == 200
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
 # bodies over raw sockets
 
 
@@ -309,6 +331,22 @@ def test_requests_follow_each_other_on_a_connection(server, stored):
     last = HEAD + b"Connection: close\r\n" + post
     data = server.send(HEAD.replace(b"Bearer", b"Basic") + post + HEAD + post + last)
     assert [status for status, _ in answers(data)] == [401, 200, 200]
+
+
+def test_requests_of_a_connection_can_come_one_by_one(server, stored):
+    """At once, in pieces, or after a pause that is longer than its thread waits for another."""
+    post = json.dumps(MONSTERA).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(post) + post
+    with server.connect() as connection:
+        for pieces in ([request], [request[:7], request[7:]], [request[:-9], request[-9:]]) * 3:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.02)
+            data = b""
+            while not data.endswith(b"}"):
+                data += connection.recv(2**16)
+            assert [status for status, _ in answers(data)] == [200]
+    assert stored() == [(7, "Monstera", "indoor")]
 
 
 # what never comes to the application
