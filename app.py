@@ -37,6 +37,7 @@ PREFLIGHT = [
     ("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-ID"),
     ("Access-Control-Max-Age", "600"),  # seconds
 ]
+ENCODER = json.JSONEncoder(ensure_ascii=False)
 STATIC = Path(__file__).with_name("static")
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -207,14 +208,15 @@ class BearerPlugin:
 
 def require_json() -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
-    content_type = request.environ.get("CONTENT_TYPE", "")
+    environ = request.environ
+    content_type = environ.get("CONTENT_TYPE", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         sent = f"not {content_type}" if content_type else "and there was none"
         raise HTTPError(415, f"Content-Type must be application/json, {sent}")
-    for header, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
-        coding = request.get_header(header) or plain
-        if coding.lower() != plain:
-            raise HTTPError(415, f"{header} must be {plain} or left out, not {coding}")
+    if (coding := environ.get("HTTP_CONTENT_ENCODING") or "identity").lower() != "identity":
+        raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
+    if (coding := environ.get("HTTP_TRANSFER_ENCODING") or "chunked").lower() != "chunked":
+        raise HTTPError(415, f"Transfer-Encoding must be chunked or left out, not {coding}")
 
 
 def read_body() -> bytes:
@@ -262,7 +264,7 @@ def to_json(answer: dict[str, Any]) -> bytes:
     """Make `answer` the JSON body of the response, which nobody keeps."""
     response.content_type = "application/json"
     response.set_header("Cache-Control", "no-store")
-    return json.dumps(answer, ensure_ascii=False).encode(errors="replace")
+    return ENCODER.encode(answer).encode(errors="replace")
 
 
 def allow_origins(app: WSGIApp, origins: Collection[str]) -> WSGIApp:
