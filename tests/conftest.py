@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,12 +20,25 @@ from tests.server import PATIENCE, TOKEN, Server
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, once for each reason."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.items():
+        terminalreporter.write_line(f"left out {count} tests: {reason}")
+
+
+def skip_without_postgresql() -> None:
+    """Skip a test where PostgreSQL can't be started."""
+    for name in ("initdb", "postgres"):
+        if not program(name):
+            pytest.skip(f"PostgreSQL's program {name} is not installed")
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     """A PostgreSQL server for all tests."""
-    for name in ("initdb", "postgres"):
-        if not program(name):
-            pytest.skip(f"not tested on PostgreSQL: its program {name} is not installed")
+    skip_without_postgresql()
     server = PostgreSQL("fsync=off")
     yield server
     server.remove()

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from storage import CANCEL_LIMIT, Plant, PostgreSQLEngine, StartRefused, Storage, Unavailable
-from tests.conftest import ROOT
+from tests.conftest import ROOT, skip_without_postgresql
 from tests.postgresql import PostgreSQL
 from tests.server import PATIENCE, TOKEN, wait_until
 
@@ -45,6 +45,7 @@ def hasty(url: str, storage: Storage) -> Iterator[Storage]:
 @pytest.fixture
 def own_server() -> Iterator[PostgreSQL]:
     """A server that a test may stop, or set up otherwise."""
+    skip_without_postgresql()
     server = PostgreSQL("fsync=off")
     yield server
     server.remove()
