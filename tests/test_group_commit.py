@@ -371,3 +371,10 @@ def test_a_look_at_the_storage_is_part_of_a_batch(storage, engine):
     engine.failure = None
     storage.check()
     assert engine.table == {}
+
+
+def test_a_plant_that_is_deleted_at_the_same_moment_is_not_answered_for(storage, engine):
+    """It was there when it should have been stored, and not any more when it was compared."""
+    engine.insert = lambda plants: (0, {})
+    with pytest.raises(Unavailable, match="deleted"):
+        storage.add(Plant(7, "seven"))
