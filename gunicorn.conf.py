@@ -14,7 +14,6 @@ import secrets
 import select
 import socket
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -34,7 +33,7 @@ PARSE_STATUS = {
     errors.LimitRequestHeaders: 431,
     errors.UnsupportedTransferCoding: 501,
 }
-REQUEST_LIMIT = 20.0  # seconds from a request's first byte to the last that is read of it
+REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
 MOMENT = 5  # milliseconds that a thread waits for the next request of its connection
 LINGER_LIMIT = 5.0  # seconds for a client that is still sending to read its answer
 
@@ -99,9 +98,11 @@ def follows(conn: TConn) -> bool:
 
     Then the same thread handles it; to hand it to another one takes longer than most requests.
     """
+    if conn.parser.unreader.buf.getvalue():
+        return True
     poll = select.poll()
     poll.register(conn.sock, select.POLLIN)
-    return bool(conn.parser.unreader.buf.getvalue() or poll.poll(MOMENT))
+    return bool(poll.poll(MOMENT))
 
 
 class ThreadPool(ThreadPoolExecutor):
@@ -137,7 +138,7 @@ class Worker(ThreadWorker):
         super().enqueue_req(conn)
 
     def notify(self) -> None:
-        """Tell the master, about every second, that all is well; cut off who takes too long."""
+        """Tell the master, at least every second, that all is well; cut off who takes too long."""
         super().notify()
         now = time.monotonic()
         for conn, deadline in self.deadlines.copy().items():
@@ -148,10 +149,10 @@ class Worker(ThreadWorker):
                     conn.sock.shutdown(how)
 
     def handle(self, conn: TConn) -> Any:
-        """Answer a request and those that follow at once. Returns whether it stays open."""
+        """Answer a request and those that follow at once. Returns whether to wait for others."""
         try:
             keep = super().handle(conn)
-            while keep is True and self.alive and follows(conn):
+            while keep is True and follows(conn):
                 self.deadlines[conn] = time.monotonic() + REQUEST_LIMIT
                 keep = super().handle(conn)
             if keep is False:
@@ -203,6 +204,12 @@ class Worker(ThreadWorker):
         self.log.line(host, type(exc).__name__, str(status.value), len(body), 0.0, request_id)
 
 
+def is_plain(handler: Any) -> bool:
+    """Whether a log's handler is gunicorn's own for a file; it takes ten times as long as this."""
+    own = getattr(handler, "_gunicorn", False)
+    return own and isinstance(handler, logging.StreamHandler) and handler.stream is not None
+
+
 class Logger(glogging.Logger):
     """gunicorn's logger with an access log that no request can forge and that has no secrets."""
 
@@ -225,16 +232,18 @@ class Logger(glogging.Logger):
         if not self.access_log_enabled:
             return
         text = (
-            f'{host or "-"} - - {self.now()} "{request}" '
+            f'{host or "-"} - - {self.now()} "{request[:2000]}" '
             f"{status} {sent} {seconds:.4f}s {request_id}"
         )
-        for handler in self.access_log.handlers:
-            if isinstance(handler, logging.StreamHandler):  # a tenth of what info() takes
-                with handler.lock or threading.Lock(), contextlib.suppress(OSError, ValueError):
-                    handler.stream.write(f"{text}\n")
-                    handler.flush()
-            else:
-                handler.handle(logging.makeLogRecord({"msg": text, "levelname": "INFO"}))
+        handlers = self.access_log.handlers
+        if not all(map(is_plain, handlers)):
+            self.access_log.info("%s", text)
+            return
+        handler: Any
+        for handler in handlers:
+            with handler.lock, contextlib.suppress(OSError, ValueError):
+                handler.stream.write(f"{text}\n")
+                handler.flush()
 
 
 # What the platform says. Without PORT, gunicorn itself binds to 127.0.0.1:8000.

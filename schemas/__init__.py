@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -65,12 +66,15 @@ def _refs(schema: Any) -> Iterator[str]:
             yield from _refs(part)
 
 
-def quick_check(schema: dict[str, Any], resolver: Any) -> Check:
+def quick_check(schema: Any, resolver: Any) -> Check:
     """A check that is true only of what is valid against `schema`; of all else it is not.
 
     A validator walks its schema anew for each value, which takes ten times as long. Where a schema
     says what is not known here nothing passes, and all is left to the validator.
     """
+
+    if isinstance(schema, bool):
+        return lambda value: schema
 
     def check_of(keyword: str, rule: Any) -> Check:
         match keyword, schema.get("type"):
@@ -92,7 +96,8 @@ def quick_check(schema: dict[str, Any], resolver: Any) -> Check:
                 return lambda value: all([check(value) for check in every])
             case "$ref", _:
                 found = resolver.lookup(rule)
-                return quick_check(found.contents, found.resolver)
+                target = cache(lambda: quick_check(found.contents, found.resolver))
+                return lambda value: target()(value)  # it may be this very schema
         return lambda value: False
 
     # The type comes first, as the others need a value of it.

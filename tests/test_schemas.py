@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
 
 import schemas
 from schemas import QUICK_CHECKS, VALIDATORS, InvalidPlant, parse_new_plant, quick_check
@@ -219,6 +221,17 @@ def test_a_quick_check_leaves_what_it_does_not_know_to_the_validator(schema):
     assert not any(check(value) for value in [*VALUES, "abcd", {"tag": "abcd"}])
 
 
-def test_a_schema_that_says_nothing_takes_everything():
-    """{} is a schema too."""
-    assert all(quick_check({"description": "anything"}, None)(value) for value in VALUES)
+@pytest.mark.parametrize("schema", [{"description": "anything"}, True, {"allOf": [True]}])
+def test_a_schema_that_says_nothing_takes_everything(schema):
+    """{} and true are schemas too."""
+    assert all(quick_check(schema, None)(value) for value in VALUES)
+    assert not any(quick_check(False, None)(value) for value in VALUES)
+
+
+def test_a_schema_can_refer_to_itself():
+    """A plant that has a parent, which has a parent."""
+    schema = {"type": "object", "properties": {"parent": {"$ref": "#"}, "name": {"type": "string"}}}
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    check = quick_check(schema, resolver)
+    assert check({"parent": {"parent": {"name": "n"}}})
+    assert not check({"parent": {"parent": {"name": 7}}})

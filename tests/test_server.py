@@ -247,6 +247,40 @@ def test_the_access_log_can_go_elsewhere(serve, tmp_path):
     assert server.out == ""
 
 
+def test_the_access_log_is_opened_anew_at_sigusr1(serve, tmp_path):
+    """As logrotate wants it."""
+    log = tmp_path / "access.log"
+    server = serve(f"--access-logfile={log}", WEB_CONCURRENCY="1")
+    assert server.request("GET", "/before")[0] == 404
+    log.rename(tmp_path / "old.log")
+    server.signal(signal.SIGUSR1)
+    wait_until(lambda: server.request("GET", "/after")[0] == 404 and log.exists())
+    assert server.request("GET", "/new")[0] == 404
+    wait_until(lambda: "/new" in log.read_text())
+    assert "/before" in (tmp_path / "old.log").read_text()
+
+
+def test_a_log_of_the_operators_own_is_written_as_they_say(serve, tmp_path):
+    """--log-config: their handlers and formats."""
+    config = {
+        "formatters": {"own": {"format": "own: %(message)s"}},
+        "handlers": {
+            "own": {
+                "class": "logging.FileHandler",
+                "filename": f"{tmp_path}/own",
+                "formatter": "own",
+            },
+            "stderr": {"class": "logging.StreamHandler"},
+        },
+        "loggers": {"gunicorn.access": {"handlers": ["own"], "level": "INFO", "propagate": False}},
+        "root": {"handlers": ["stderr"], "level": "INFO"},
+    }
+    (tmp_path / "log.json").write_text(json.dumps(config))
+    server = serve(f"--log-config-json={tmp_path}/log.json", "--access-logfile=-")
+    assert server.request("GET", "/nowhere")[0] == 404
+    wait_until(lambda: re.search('own: .*"GET /nowhere"', (tmp_path / "own").read_text()))
+
+
 def test_a_log_that_cannot_be_written_fails_no_request(serve, stored):
     """As on a full disk."""
     server = serve("--access-logfile=/dev/full")
@@ -333,20 +367,43 @@ def test_requests_follow_each_other_on_a_connection(server, stored):
     assert [status for status, _ in answers(data)] == [401, 200, 200]
 
 
-def test_requests_of_a_connection_can_come_one_by_one(server, stored):
-    """At once, in pieces, or after a pause that is longer than its thread waits for another."""
+@pytest.mark.parametrize("pause", [0, 0.05])
+@pytest.mark.parametrize("split", [None, 7, -9])
+def test_requests_of_a_connection_can_come_one_by_one(server, stored, pause, split):
+    """At once or after longer than a thread waits for the next, whole or in two pieces."""
     post = json.dumps(MONSTERA).encode()
     request = HEAD + b"Content-Length: %d\r\n\r\n" % len(post) + post
     with server.connect() as connection:
-        for pieces in ([request], [request[:7], request[7:]], [request[:-9], request[-9:]]) * 3:
-            for piece in pieces:
+        for _ in range(5):
+            for piece in [request[:split], request[split:]] if split else [request]:
+                time.sleep(pause)
                 connection.sendall(piece)
-                time.sleep(0.02)
-            data = b""
-            while not data.endswith(b"}"):
-                data += connection.recv(2**16)
-            assert [status for status, _ in answers(data)] == [200]
+            assert [status for status, _ in answers(receive_answer(connection))] == [200]
     assert stored() == [(7, "Monstera", "indoor")]
+
+
+def receive_answer(connection: socket.socket) -> bytes:
+    """One answer, whose body is a JSON object, on a connection that stays open."""
+    data = b""
+    while not data.endswith(b"}"):
+        piece = connection.recv(2**16)
+        assert piece, data
+        data += piece
+    return data
+
+
+def test_each_request_of_a_connection_has_a_time_limit_of_its_own(serve, tmp_path):
+    """A busy connection is not cut off, but one whose next request does not come to its end is."""
+    server = serve(settings_with(tmp_path, "REQUEST_LIMIT", 1.0))
+    post = json.dumps(MONSTERA).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(post) + post
+    with server.connect() as connection:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            connection.sendall(request)
+            assert [status for status, _ in answers(receive_answer(connection))] == [200]
+        connection.sendall(request + request[:-1])
+        assert [status for status, _ in answers(receive(connection))] == [200, 400]
 
 
 # what never comes to the application

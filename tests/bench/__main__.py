@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import platform
 import shutil
@@ -73,14 +74,17 @@ COMPETITORS = {
     "ceiling": Competitor(
         "ceiling: the same settings, a constant", gunicorn(*OWN, "ceiling:app"), ROOT, ""
     ),
-    "bare": Competitor("bare gunicorn, a constant", gunicorn(*STOCK, "bare:app"), stores=""),
+    "bare": Competitor(
+        "bare gunicorn, no log, a constant", gunicorn(*STOCK, "bare:app"), stores=""
+    ),
     "each": Competitor("this service, a commit for each request", gunicorn(*OWN, "each:app"), ROOT),
     "uvicorn": Competitor("FastAPI + SQLModel, uvicorn", uvicorn("asyncio", "h11")),
     "uvloop": Competitor("FastAPI + SQLModel, uvloop, httptools", uvicorn("uvloop", "httptools")),
     "flask": Competitor("Flask + Flask-SQLAlchemy, gunicorn", gunicorn(*FLASK)),
     "json": Competitor(
         "json-server (checks nothing, syncs nothing)",
-        [f"{NODE}/node_modules/.bin/json-server", "--port", "PORT", "plants.json"], None, "json",
+        [f"{NODE}/node_modules/.bin/json-server", "--host", "127.0.0.1", "--port", "PORT",
+         "plants.json"], None, "json",
     ),
 }  # fmt: skip
 PEERS = ("uvicorn", "uvloop", "flask")
@@ -113,25 +117,27 @@ class Service:
         }
         if slow:
             environment["LD_PRELOAD"] = str(slow_sync(folder.parent))
-        start = time.monotonic()
+        self.seconds_to_first = math.nan
+        self._start = time.monotonic()
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 [part.replace("PORT", str(port)) for part in self.competitor.command],
                 cwd=self.competitor.folder or folder, env=environment,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        self._post_first(start + 30)
-        self.seconds_to_first = time.monotonic() - start
 
-    def _post_first(self, deadline: float) -> None:
+    def wait_until_it_answers(self) -> None:
+        """Post a first plant until it is stored, and see how long that took from the start."""
         body = json.dumps({"id": -time.time_ns(), "name": "first"}).encode()
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/plants", body, headers)
         while True:
             try:
-                return urllib.request.urlopen(request, timeout=5).close()
+                urllib.request.urlopen(request, timeout=5).close()
+                self.seconds_to_first = time.monotonic() - self._start
+                return
             except OSError:
-                if time.monotonic() > deadline or self.process.poll() is not None:
+                if time.monotonic() > self._start + 30 or self.process.poll() is not None:
                     sys.exit(f"{self.competitor.title} does not start")
                 time.sleep(0.01)
 
@@ -149,7 +155,7 @@ class Service:
         """Post for some seconds; None for a run in which not each 200 is a row.
 
         wrk ends without waiting for the last answer on each connection, so there may be a few more
-        rows: at most one for each connection, and the one of its first try.
+        rows: at most one for each connection, and one of the connection that wrk tries out first.
         """
         before = self.count()
         done = subprocess.run(
@@ -190,6 +196,7 @@ def running(name: str, folder: Path, slow: bool = False) -> Iterator[Service]:
     """Start a competitor in a folder, with the database that is there already, if one is."""
     service = Service(name, folder, slow)
     try:
+        service.wait_until_it_answers()
         yield service
     finally:
         service.stop()
@@ -214,8 +221,9 @@ def slow_sync(folder: Path) -> Path:
 
 def set_up() -> None:
     """Make the environments of this service, its peers and what draws."""
-    if not shutil.which("wrk"):
-        sys.exit("the benchmark needs wrk: apt-get install wrk")
+    for program in ("wrk", "cc", "ps"):
+        if not shutil.which(program):
+            sys.exit(f"the benchmark needs {program}")
     if not (TOOLS / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
     requirements = ["-r", ROOT / "requirements.txt", "-r", HERE / "requirements.txt"]
@@ -223,8 +231,8 @@ def set_up() -> None:
     if not shutil.which("npm"):
         print("left out: json-server, as npm is not installed")
         del COMPETITORS["json"]
-    elif not NODE.exists():
-        NODE.mkdir()
+    elif not Path(COMPETITORS["json"].command[0]).exists():
+        NODE.mkdir(exist_ok=True)
         install = ["npm", "install", "--silent", "--prefix", NODE, "json-server@0.17.4"]
         subprocess.run(install, check=True)
 
@@ -245,14 +253,14 @@ class Results:
 
     def median(self, name: str, setting: str) -> Run:
         """The median of each figure."""
+        if not self.runs[name, setting]:  # all were thrown out
+            return Run(math.nan, math.nan, math.nan)
         columns = zip(*self.runs[name, setting], strict=True)
         return Run(*(statistics.median(column) for column in columns))
 
     def shown(self, name: str, setting: str) -> str:
         """Plants a second, as median and spread, and the latencies."""
-        if not self.runs[name, setting]:
-            return "- | - | -"
-        rates = [run.rate for run in self.runs[name, setting]]
+        rates = [run.rate for run in self.runs[name, setting]] or [math.nan]
         run = self.median(name, setting)
         spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
         return f"{run.rate:,.0f} ({spread}) | {run.p50:.1f} | {run.p99:.1f}"
@@ -266,7 +274,7 @@ class Results:
 def measure(rounds: int, seconds: int) -> Results:
     """Run everything, in turn."""
     results, firsts = Results(), itertools.count(10**9, 10**9)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=HERE, prefix=".") as temporary:
         folder = Path(temporary)
         for name in ("in-order", "at-random"):
             fill(folder / name, name)
@@ -296,7 +304,7 @@ def fill(folder: Path, order: str) -> None:
     folder.mkdir()
     with running("ours", folder) as service:
         pass
-    number = "n" if order == "in-order" else "(n * 2654435761) & 0xFFFFFFFF"  # each another one
+    number = "n" if order == "in-order" else "((n * 2654435761) & 0xFFFFFFFF) << 20"
     with contextlib.closing(sqlite3.connect(service.database)) as connection, connection:
         connection.execute(
             "WITH RECURSIVE numbers (n) AS "
@@ -312,7 +320,7 @@ def report(results: Results, rounds: int, seconds: int) -> str:
         f"{os.cpu_count()} cores shared with the load generator, SQLite {sqlite3.sqlite_version}",
         "",
         f"Medians of {rounds} rounds of {seconds} s (lowest to highest), plants a second, and "
-        "latencies in ms. `python tests/bench` prints this.",
+        "latencies in ms. `python tests/bench` writes this.",
     ]
     settings = [f"{number} connections" for number in CONNECTIONS]
     for setting in [*settings, "slow disk"]:
@@ -323,7 +331,7 @@ def report(results: Results, rounds: int, seconds: int) -> str:
         ]
         lines += ["| | plants/s | p50 | p99 |", "|---|---|---|---|"]
         for name, competitor in COMPETITORS.items():
-            if (name, setting) in results.runs:
+            if setting != "slow disk" or competitor.stores == "sqlite":
                 lines.append(f"| {competitor.title} | {results.shown(name, setting)} |")
     lines += ["", "## Ratios at 32 connections", "", "| | ratio | target |", "|---|---|---|"]
     for name, target in TARGETS.items():
@@ -361,7 +369,7 @@ def main() -> None:
     rates = {
         competitor.title: results.median(name, "32 connections").rate
         for name, competitor in COMPETITORS.items()
-        if competitor.stores
+        if competitor.stores == "sqlite" and results.runs[name, "32 connections"]
     }
     subprocess.run(
         [TOOLS / "python", HERE / "draw.py", HERE / "chart.svg"],

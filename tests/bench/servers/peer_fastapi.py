@@ -1,4 +1,4 @@
-"""FastAPI and SQLModel, as SQLModel's tutorial has them, with the service's promises.
+"""FastAPI and SQLModel, as SQLModel's tutorial has them, with the same durability.
 
 https://fastapi.tiangolo.com/tutorial/sql-databases/ and .../advanced/security/
 """
@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import StrictInt, StrictStr
-from sqlalchemy import BigInteger, event
+from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Field, Session, SQLModel, create_engine
 
@@ -22,7 +22,7 @@ class PlantBase(SQLModel):
 
 class Plant(PlantBase, table=True):
     __tablename__ = "plants"
-    id: int = Field(primary_key=True, sa_type=BigInteger)
+    id: int = Field(primary_key=True)
 
 
 class NewPlant(PlantBase):

@@ -1,4 +1,4 @@
-"""Flask and Flask-SQLAlchemy, as its quick start has them, with the service's promises.
+"""Flask and Flask-SQLAlchemy, as its quick start has them, with the same durability.
 
 https://flask-sqlalchemy.readthedocs.io/en/stable/quickstart/
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from flask import Flask, abort, request
 from flask_sqlalchemy import SQLAlchemy
 from jsonschema import Draft202012Validator
-from sqlalchemy import BigInteger, event
+from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -30,7 +30,7 @@ db.init_app(app)
 
 class Plant(db.Model):
     __tablename__ = "plants"
-    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
     tag: Mapped[str | None]
 
