@@ -289,9 +289,9 @@ class GroupCommit:
         """Write one batch and hand over, whatever happens."""
         batch: list[_Waiter] = []
         outcomes: Sequence[BaseException | None] = []
-        if self._has_company:
-            time.sleep(GATHER_TIME)
         try:
+            if self._has_company:
+                time.sleep(GATHER_TIME)
             # Half of the limit is for the write: the file may be locked by another program.
             with self._turn(deadline - self._wait_limit / 2 - time.monotonic()):
                 with self._lock:
@@ -579,16 +579,17 @@ class SQLiteEngine(Engine):
 class PostgreSQLEngine(Engine):
     """A table on a PostgreSQL server, or on those of a cluster of which one takes writes.
 
-    A thread has the connection, so that nobody waits longer for a server that hangs than for one
-    that fails. Where the connection is lost the thread makes another and sends the batch again: it
-    is safe, as what is stored stays as it is. When the time for that is over it goes on to connect,
-    and until it has, everything fails at once.
+    A thread has the connection. Where that is lost the thread makes another and sends the batch
+    again, which is safe, as what is stored stays as it is. insert() waits for it so long, and then
+    cuts the connection, in case the server hangs. From then on the thread only connects, and until
+    it has, each insert() fails at once.
     """
 
     SCHEMA = "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
     COLUMNS = (("id", "bigint", True), ("name", "text", True), ("tag", "text", False))
-    MAY_PASS = ("08", "25006", "40", "57P")  # no connection, a standby, a deadlock, a restart
-    REFUSED = (  # libpq has no codes for why it could not connect
+    # No connection, a changed table, a standby, a lost statement, a deadlock, a restart.
+    MAY_PASS = ("08", "0A", "25006", "26", "40", "57P")
+    REFUSED = (  # libpq has no codes for why it could not connect; other languages are not known
         r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
         r"not permitted to log in|permission denied|SSL was required|: invalid "
     )
@@ -603,11 +604,13 @@ class PostgreSQLEngine(Engine):
 
         try:
             given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError:  # which may quote the password
-            raise StartRefused(
+        except psycopg.ProgrammingError:
+            given = {"host": "@"}
+        if any("@" in str(given.get(name)) for name in ("host", "dbname")):
+            raise StartRefused(  # without a part of it, which may be one of the password
                 "DATABASE_URL must be like postgresql://user:password@host/database, with special "
                 "characters percent-encoded"
-            ) from None
+            )
         self._parameters = {  # postgresql.org/docs/current/libpq-connect.html
             "connect_timeout": 2,  # seconds, for each address
             "fallback_application_name": "plants",
@@ -636,7 +639,7 @@ class PostgreSQLEngine(Engine):
 
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         if not self._work.done():
-            raise Unavailable(self._lost)
+            raise Unavailable(self._lost or "PostgreSQL: connecting")
         self._is_closed = False
         deadline = time.monotonic() + self._write_limit
         self._work = self._thread.submit(self._insist, plants, deadline)
@@ -655,8 +658,8 @@ class PostgreSQLEngine(Engine):
 
     def close(self) -> None:
         self._is_closed = True
-        if self._work.done():
-            self._drop()
+        with contextlib.suppress(FutureTimeoutError):
+            self._thread.submit(self._drop).result(CANCEL_LIMIT)
 
     def _insist(self, plants: Sequence[Plant], deadline: float) -> tuple[int, Mapping[int, Plant]]:
         """Insert, on a new connection where one is lost; past the deadline, only connect."""
@@ -672,8 +675,10 @@ class PostgreSQLEngine(Engine):
                 if time.monotonic() > deadline:
                     break
                 return self._write(self._connection, plants)
-            except (psycopg.DataError, psycopg.IntegrityError):  # the fault of a plant
-                raise
+            except (psycopg.DataError, psycopg.IntegrityError) as error:  # the fault of a plant
+                raise ValueError(str(self._reason(error))) from None
+            except OSError as error:
+                raise Unavailable(f"PostgreSQL: {error.strerror}") from None
             except psycopg.Error as error:
                 was_cut = time.monotonic() > deadline
                 reason, state = self._reason(error), (not was_cut and error.sqlstate) or "08"
@@ -682,12 +687,13 @@ class PostgreSQLEngine(Engine):
                 self._drop()
                 self._lose(str(reason))
                 time.sleep(RECONNECT_PAUSE)
-        if self._is_closed:
-            self._drop()
         raise Unavailable(self._lost)
 
     def _connect(self) -> "psycopg.Connection":
-        connection = psycopg.connect(**self._parameters, autocommit=True)
+        try:
+            connection = psycopg.connect(**self._parameters, autocommit=True)
+        except UnicodeError:
+            raise StartRefused("DATABASE_URL: no host can have this name") from None
         connection.add_notice_handler(self._notice)
         return connection
 
@@ -721,12 +727,14 @@ class PostgreSQLEngine(Engine):
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"
         )
+        connection.execute("SET client_min_messages = warning")  # for _notice
         if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
             raise StartRefused(f"PostgreSQL: the database is in {encoding}, not UTF8")
         columns = (
-            "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute "
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull "
+            "FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid "
             "WHERE attrelid = to_regclass('plants') AND attnum > 0 AND NOT attisdropped "
-            "ORDER BY attnum"
+            "AND relpersistence = 'p' ORDER BY attnum"  # an unlogged table is empty after a crash
         )
         found = connection.execute(columns).fetchall()
         if not found and self._may_create:
@@ -741,20 +749,27 @@ class PostgreSQLEngine(Engine):
 
     def _reason(self, error: "psycopg.Error") -> Unavailable:
         """What an error is to those who wait, in one line."""
-        text = " ".join(f"PostgreSQL: {error.diag.message_primary or error}".split())
-        if isinstance(error, psycopg.ProgrammingError):
-            return StartRefused(f"{text}; the role needs SELECT, INSERT, UPDATE on plants")
-        if error.sqlstate is None and re.search(self.REFUSED, text):
+        message = error.diag.message_primary or str(error)
+        text = " ".join(f"PostgreSQL: {message}".split())
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            text += (
+                "; the role needs SELECT, INSERT and UPDATE on plants, or the right to create it"
+            )
+        # With several hosts, what each of them said comes after the first lines.
+        failures = message.partition("All failures were:")[2].split("\n- ")[1:] or [message]
+        refused = error.sqlstate is None and all(re.search(self.REFUSED, f) for f in failures)
+        if refused or isinstance(error, psycopg.ProgrammingError):
             return StartRefused(text)
         return Unavailable(text)
 
     def _cut(self) -> None:
         """End the wait for a server that does not answer: no time limit of its own does."""
         if (connection := self._connection) is not None:
+            sock = self._socket
             with contextlib.suppress(Exception):  # else it would wait on, for a lock or a standby
                 connection.cancel_safe(timeout=CANCEL_LIMIT)
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _lose(self, reason: str) -> str:
         if not self._lost:
@@ -785,9 +800,15 @@ def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
     can't go on.
     """
     counts = Counter({"new": 0, "there already": 0, "conflicting": 0, "invalid": 0})
-    numbered = enumerate(_counted(_cut(lines)), 1)
-    while chunk := list(itertools.islice(numbered, LOAD_BATCH)):
-        counts.update(_load_batch(storage, chunk))
+    chunk: list[tuple[int, bytes]] = []
+    size = 0
+    for number, line in enumerate(_counted(_cut(lines)), 1):
+        chunk.append((number, line))
+        size += len(line)
+        if len(chunk) == LOAD_BATCH or size > LINE_LIMIT:
+            counts.update(_load_batch(storage, chunk))
+            chunk, size = [], 0
+    counts.update(_load_batch(storage, chunk))
     return counts
 
 

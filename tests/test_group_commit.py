@@ -196,17 +196,6 @@ def test_a_turn_that_cannot_be_had_ends_in_time_for_all(engine):
     assert list(engine.rows()) == [Plant(4, "four")]
 
 
-def test_a_wait_that_runs_out_before_the_write_stores_nothing(engine):
-    """A plant that nobody had begun to write is withdrawn."""
-    storage = Storage(engine, wait_limit=0.1)
-    leader, follower = add_while_writing(storage, engine, plants(1, 2))
-    assert isinstance(follower.outcome(), Unavailable)
-    assert pending(storage) == 0
-    engine.go.set()
-    assert leader.outcome() is None
-    assert list(engine.rows()) == plants(1)
-
-
 class LateGroupCommit(GroupCommit):
     """A group commit whose waiters give up only when they are let."""
 
@@ -235,6 +224,18 @@ def add_late(storage: Storage, plant: Plant) -> Adder:
     assert storage._group.gives_up.acquire(timeout=PATIENCE)
     storage._group._wait_limit = PATIENCE
     return adder
+
+
+def test_a_wait_that_runs_out_before_the_write_stores_nothing(storage, engine, group):
+    """A plant that nobody had begun to write is withdrawn."""
+    (leader,) = add_while_writing(storage, engine, plants(1))
+    late = add_late(storage, Plant(2, "plant 2"))
+    group.may_give_up.set()
+    assert isinstance(late.outcome(), Unavailable)
+    assert pending(storage) == 0
+    engine.go.set()
+    assert leader.outcome() is None
+    assert list(engine.rows()) == plants(1)
 
 
 def test_a_wait_that_runs_out_during_the_write_is_told_so(storage, engine, group):

@@ -103,6 +103,21 @@ def test_line_numbers_go_on_across_batches(url, stored):
     assert len(stored()) == 999
 
 
+def test_large_plants_are_stored_in_small_batches(storage):
+    """What is sent at once has to come to its end within the time limit of a request."""
+    sizes = []
+    add_all, storage.add_all = (
+        storage.add_all,
+        lambda plants: sizes.append(len(plants)) or add_all(plants),
+    )
+    name = "x" * (LINE_LIMIT // 4)
+    load(
+        storage,
+        io.BytesIO(b"".join(b'{"id": %d, "name": "%s"}\n' % (n, name.encode()) for n in range(9))),
+    )
+    assert max(sizes) == 4 and sum(sizes) == 9
+
+
 def test_the_url_comes_from_the_environment_too(storage, url):
     """As the service's own does."""
     storage.add(Plant(7, "Monstera"))

@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,8 @@ def kill_the_primary(primary: Node) -> None:
 def kill_postgresql(primary: Node) -> None:
     """kill -9 of the primary's PostgreSQL; its Patroni lives"""
     for pid in primary.processes()[1:]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def freeze_the_primary(primary: Node) -> None:
@@ -197,10 +198,10 @@ def run_round(cluster: Cluster, server: Server, number: int, happens: Any) -> in
     primary = cluster.wait_until_whole()
     with Writers(server.port, first=number * 10**7) as writers:
         watch(writers, 3)
-        event = threading.Thread(target=happens, args=(primary,))
-        event.start()
-        pause = watch(writers, 120)
-        event.join()
+        with ThreadPoolExecutor() as pool:
+            event = pool.submit(happens, primary)
+            pause = watch(writers, 120)
+        event.result()
     if primary.process.poll() is not None:
         primary.start()
     new = cluster.wait_until_whole()
@@ -220,19 +221,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        cluster = Cluster(folder)
-        try:
+        with contextlib.ExitStack() as stack:
+            cluster = Cluster(folder)
+            stack.callback(cluster.end)
             cluster.wait_until_whole()
             subprocess.run(["patroni", "--version"], check=True)
             environment = {"DATABASE_URL": cluster.url(), "PLANTS_TOKENS": TOKEN}
             server = Server(ROOT, folder, [], None, environment)
+            stack.callback(server.kill)
             happenings = [kill_the_primary, kill_postgresql, freeze_the_primary, switch_over]
-            return int(any(
-                [run_round(cluster, server, n, each) for n, each in enumerate(happenings)]
-            ))  # fmt: skip
-        finally:
-            server.kill()
-            cluster.end()
+            return int(
+                any([run_round(cluster, server, n, each) for n, each in enumerate(happenings)])
+            )
 
 
 if __name__ == "__main__":

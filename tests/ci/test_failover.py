@@ -57,6 +57,8 @@ def lost(writers: Writers, left: PostgreSQL) -> set[tuple[int, str]]:
 
 def serves_after(promoted: PostgreSQL, writers: Writers) -> bool:
     """Promote a standby; return whether plants are acknowledged again within TIME_LIMIT."""
+    failed = writers.answers[503]
+    wait_until(lambda: writers.answers[503] > failed + 20)  # what was under way has its answer
     before = len(writers.acknowledged)
     start = time.monotonic()
     promoted.execute("SELECT pg_promote()")
