@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from schemas import InvalidPlant, parse_new_plant
@@ -81,6 +81,10 @@ def database_url() -> str:
     return os.environ.get("DATABASE_URL", DEFAULT_URL)
 
 
+#: How many plants were new and, unless all were, what is stored under their ids.
+Inserted: TypeAlias = tuple[int, Mapping[int, Plant]]
+
+
 class Engine(Protocol):
     """A database: one connection, opened when first used, for one thread at a time.
 
@@ -96,11 +100,11 @@ class Engine(Protocol):
     def identity(self) -> str:
         """What tells this database from another one at the same place, if it was seen at all."""
 
-    def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
+    def insert(self, plants: Sequence[Plant]) -> Inserted:
         """Store those whose id is new, durably; without plants, prove that it could.
 
-        Needs the turn. Returns how many were new and, unless all were, what is stored under their
-        ids. Raises anything else where one of the plants is at fault: then none was stored.
+        Needs the turn. Raises anything else where one of the plants is at fault: then none was
+        stored.
         """
 
     def rows(self) -> Iterator[Plant]:
@@ -381,8 +385,8 @@ class Turn:
 
 def insert_new(
     execute: Callable[..., Any], plants: Sequence[Plant], placeholder: str, suffix: str
-) -> tuple[int, Mapping[int, Plant]]:
-    """Insert those whose id is new; return how many and, unless all were, what is stored.
+) -> Inserted:
+    """Insert those whose id is new.
 
     `execute` runs a statement on a connection that commits each, `placeholder` stands for a value
     in one, and `suffix` ends the one that reads.
@@ -455,10 +459,10 @@ class SQLiteEngine(Engine):
         except OSError:
             return ""
 
-    def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
+    def insert(self, plants: Sequence[Plant]) -> Inserted:
         connection = self._connection or self._open()
         self._check_files()
-        result: tuple[int, Mapping[int, Plant]] = 0, {}
+        result: Inserted = 0, {}
         try:
             if plants:
                 result = insert_new(connection.execute, plants, "?", "")
@@ -576,14 +580,129 @@ class SQLiteEngine(Engine):
             raise Unavailable(f"{self._path} was deleted or replaced under the service: restart it")
 
 
-class PostgreSQLEngine(Engine):
-    """A table on a PostgreSQL server, or on those of a cluster of which one takes writes.
+class LostConnection(Unavailable):
+    """What was under way may have been done or not; another connection can tell."""
 
-    A thread has the connection. Where that is lost the thread makes another and sends the batch
-    again, which is safe, as what is stored stays as it is. insert() waits for it so long, and then
-    cuts the connection, in case the server hangs. From then on the thread only connects, and until
-    it has, each insert() fails at once.
+
+class Link:
+    """The connection to a server that may go away, or hang; a thread of its own has it.
+
+    Where it is lost the thread makes another one, and does again what was under way. run() waits
+    for that so long, and then cuts the connection, in case the server hangs. From then on the
+    thread only connects, and until it has, each run() fails at once.
     """
+
+    def __init__(
+        self,
+        connect: Callable[[], "psycopg.Connection"],
+        explain: Callable[["psycopg.Error"], Exception],
+        limit: float,
+    ) -> None:
+        """`explain` says what an error is to those who wait; `limit` is in seconds."""
+        self._connect, self._explain = connect, explain
+        self._limit = limit - CANCEL_LIMIT
+        self._thread = BackgroundThread()
+        self._work: Future[Any] | None = None  # what the thread is at
+        self._connection: psycopg.Connection | None = None
+        self._is_closed = False
+        self._loss = ""  # why there is no connection
+
+    def run(self, call: Callable[["psycopg.Connection"], T]) -> T:
+        """Let the thread make a call that may be made again. Raises what `explain` returns."""
+        if self._work is not None and not self._work.done():
+            raise Unavailable(self._loss or "PostgreSQL: connecting")
+        self._is_closed = False
+        deadline = time.monotonic() + self._limit
+        work: Future[T] = self._thread.submit(self._insist, call, deadline)
+        self._work = work
+        with contextlib.suppress(FutureTimeoutError):
+            return work.result(self._limit)
+        loss = self._loss or self._note_loss(f"PostgreSQL: no answer for {self._limit:g} s")
+        self._abort()
+        raise Unavailable(loss)
+
+    def close(self) -> None:
+        """End the connection; run() makes another."""
+        self._is_closed = True
+        with contextlib.suppress(FutureTimeoutError):
+            self._thread.submit(self._disconnect).result(CANCEL_LIMIT)
+
+    def _insist(self, call: Callable[["psycopg.Connection"], T], deadline: float) -> T:
+        """Call, on a new connection where one is lost; past the deadline, only connect."""
+        while not self._is_closed:
+            try:
+                if self._connection is None:
+                    connection = self._connect()
+                    self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+                    self._connection = connection
+                    if self._loss:
+                        log.warning("PostgreSQL: connected again")
+                        self._loss = ""
+                if time.monotonic() > deadline:
+                    break
+                return call(self._connection)
+            except OSError as error:
+                raise Unavailable(f"PostgreSQL: {error.strerror}") from None
+            except psycopg.Error as error:
+                reason = self._explain(error)
+                if not isinstance(reason, LostConnection) and time.monotonic() < deadline:
+                    raise reason from None
+                self._disconnect()
+                self._note_loss(str(reason))
+                time.sleep(RECONNECT_PAUSE)
+        raise Unavailable(self._loss)
+
+    def _abort(self) -> None:
+        """End the wait for a server that does not answer: no time limit of its own does."""
+        if (connection := self._connection) is not None:
+            sock = self._socket
+            with contextlib.suppress(Exception):  # else it would wait on, for a lock or a standby
+                connection.cancel_safe(timeout=CANCEL_LIMIT)
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _note_loss(self, reason: str) -> str:
+        if not self._loss:
+            log.warning("%s; connecting again", reason)
+        self._loss = reason
+        return reason
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._socket.close()
+            self._connection = None
+
+
+def libpq_parameters(url: str) -> dict[str, Any]:
+    """What a URL says (postgresql.org/docs/current/libpq-connect.html), and what it leaves to us.
+
+    Raises StartRefused if it can't be read, without a part of it: it may be one of the password.
+    """
+    global psycopg
+    import psycopg  # SQLite does without
+
+    try:
+        given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        given = {"host": "@"}
+    if any("@" in str(given.get(name)) for name in ("host", "dbname")):
+        raise StartRefused(
+            "DATABASE_URL must be like postgresql://user:password@host/database, with special "
+            "characters percent-encoded"
+        )
+    return {
+        "connect_timeout": 2,  # seconds, for each address
+        "fallback_application_name": "plants",
+        "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
+        "target_session_attrs": "read-write",  # of several servers, the one that takes writes
+        **given,
+        "client_encoding": "utf8",
+    }
+
+
+class PostgreSQLEngine(Engine):
+    """A table on a PostgreSQL server, or on those of a cluster of which one takes writes."""
 
     SCHEMA = "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
     COLUMNS = (("id", "bigint", True), ("name", "text", True), ("tag", "text", False))
@@ -599,34 +718,11 @@ class PostgreSQLEngine(Engine):
 
         `write_limit` is in seconds, for all that it takes to store a batch.
         """
-        global psycopg
-        import psycopg  # SQLite does without
-
-        try:
-            given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError:
-            given = {"host": "@"}
-        if any("@" in str(given.get(name)) for name in ("host", "dbname")):
-            raise StartRefused(  # without a part of it, which may be one of the password
-                "DATABASE_URL must be like postgresql://user:password@host/database, with special "
-                "characters percent-encoded"
-            )
-        self._parameters = {  # postgresql.org/docs/current/libpq-connect.html
-            "connect_timeout": 2,  # seconds, for each address
-            "fallback_application_name": "plants",
-            "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
-            "target_session_attrs": "read-write",  # of several servers, the one that takes writes
-            **given,
-            "client_encoding": "utf8",
-        }
+        self._parameters = libpq_parameters(url)
         self._may_create = not identity
-        self._write_limit = write_limit - CANCEL_LIMIT
-        self._thread = BackgroundThread()
-        self._work: Future[tuple[int, Mapping[int, Plant]]] = Future()  # what the thread is at
-        self._work.set_result((0, {}))
-        self._connection: psycopg.Connection | None = None
-        self._is_ready = self._is_closed = self._is_local = False
-        self._lost = ""  # why there is no connection
+        self._link = Link(self._connect, self._explain, write_limit)
+        self._prepared: psycopg.Connection | None = None
+        self._is_local = False
 
     def turn(self, timeout: float) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # the server keeps writers apart
@@ -637,57 +733,18 @@ class PostgreSQLEngine(Engine):
     def identity(self) -> str:
         return "" if self._may_create else "seen"
 
-    def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
-        if not self._work.done():
-            raise Unavailable(self._lost or "PostgreSQL: connecting")
-        self._is_closed = False
-        deadline = time.monotonic() + self._write_limit
-        self._work = self._thread.submit(self._insist, plants, deadline)
-        with contextlib.suppress(FutureTimeoutError):
-            return self._work.result(self._write_limit)
-        reason = self._lost or self._lose(f"PostgreSQL: no answer for {self._write_limit:g} s")
-        self._cut()
-        raise Unavailable(reason)
+    def insert(self, plants: Sequence[Plant]) -> Inserted:
+        return self._link.run(lambda connection: self._insert(connection, plants))
 
     def rows(self) -> Iterator[Plant]:
         try:
             with self._connect() as connection:
                 yield from map(Plant._make, connection.cursor().stream(ALL_PLANTS, size=1000))
         except psycopg.Error as error:
-            raise self._reason(error) from None
+            raise self._explain(error) from None
 
     def close(self) -> None:
-        self._is_closed = True
-        with contextlib.suppress(FutureTimeoutError):
-            self._thread.submit(self._drop).result(CANCEL_LIMIT)
-
-    def _insist(self, plants: Sequence[Plant], deadline: float) -> tuple[int, Mapping[int, Plant]]:
-        """Insert, on a new connection where one is lost; past the deadline, only connect."""
-        while not self._is_closed:
-            try:
-                if self._connection is None:
-                    connection = self._connect()
-                    self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-                    self._connection = connection
-                    if self._lost:
-                        log.warning("PostgreSQL: connected again")
-                        self._lost = ""
-                if time.monotonic() > deadline:
-                    break
-                return self._write(self._connection, plants)
-            except (psycopg.DataError, psycopg.IntegrityError) as error:  # the fault of a plant
-                raise ValueError(str(self._reason(error))) from None
-            except OSError as error:
-                raise Unavailable(f"PostgreSQL: {error.strerror}") from None
-            except psycopg.Error as error:
-                was_cut = time.monotonic() > deadline
-                reason, state = self._reason(error), (not was_cut and error.sqlstate) or "08"
-                if isinstance(reason, StartRefused) or not state.startswith(self.MAY_PASS):
-                    raise reason from None
-                self._drop()
-                self._lose(str(reason))
-                time.sleep(RECONNECT_PAUSE)
-        raise Unavailable(self._lost)
+        self._link.close()
 
     def _connect(self) -> "psycopg.Connection":
         try:
@@ -701,10 +758,8 @@ class PostgreSQLEngine(Engine):
         """Remember that a commit gave up waiting for the standbys, which is no error to libpq."""
         self._is_local |= notice.source_function == "SyncRepWaitForLSN"
 
-    def _write(
-        self, connection: "psycopg.Connection", plants: Sequence[Plant]
-    ) -> tuple[int, Mapping[int, Plant]]:
-        if not self._is_ready:
+    def _insert(self, connection: "psycopg.Connection", plants: Sequence[Plant]) -> Inserted:
+        if self._prepared is not connection:
             self._prepare(connection)
         self._is_local = False
         # FOR UPDATE makes of a read a commit, and a commit waits until all before it is on the
@@ -745,44 +800,26 @@ class PostgreSQLEngine(Engine):
             found = connection.execute(columns).fetchall()
         if tuple(found) != self.COLUMNS:
             raise StartRefused("PostgreSQL: there is no table plants, or one of another shape")
-        self._is_ready, self._may_create = True, False
+        self._prepared, self._may_create = connection, False
 
-    def _reason(self, error: "psycopg.Error") -> Unavailable:
-        """What an error is to those who wait, in one line."""
+    def _explain(self, error: "psycopg.Error") -> Exception:
+        """What an error is to those who wait, in one line and without the plant."""
         message = error.diag.message_primary or str(error)
         text = " ".join(f"PostgreSQL: {message}".split())
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            text += (
-                "; the role needs SELECT, INSERT and UPDATE on plants, or the right to create it"
-            )
         # With several hosts, what each of them said comes after the first lines.
         failures = message.partition("All failures were:")[2].split("\n- ")[1:] or [message]
-        refused = error.sqlstate is None and all(re.search(self.REFUSED, f) for f in failures)
-        if refused or isinstance(error, psycopg.ProgrammingError):
+        if error.sqlstate is None and all(re.search(self.REFUSED, each) for each in failures):
+            return StartRefused(text)
+        unknown = "" if isinstance(error, psycopg.ProgrammingError) else "08"
+        if (error.sqlstate or unknown).startswith(self.MAY_PASS):
+            return LostConnection(text)
+        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            return ValueError(text)
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            text += "; the role needs SELECT, INSERT and UPDATE on plants, or to create it"
+        if isinstance(error, psycopg.ProgrammingError):
             return StartRefused(text)
         return Unavailable(text)
-
-    def _cut(self) -> None:
-        """End the wait for a server that does not answer: no time limit of its own does."""
-        if (connection := self._connection) is not None:
-            sock = self._socket
-            with contextlib.suppress(Exception):  # else it would wait on, for a lock or a standby
-                connection.cancel_safe(timeout=CANCEL_LIMIT)
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def _lose(self, reason: str) -> str:
-        if not self._lost:
-            log.warning("%s; connecting again", reason)
-        self._lost = reason
-        return reason
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._socket.close()
-            self._connection = None
-            self._is_ready = False
 
 
 def dump(storage: Storage, out: BinaryIO) -> None:

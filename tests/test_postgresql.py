@@ -191,8 +191,9 @@ def test_a_table_that_is_changed_under_the_service_is_looked_at_again(storage, c
         (("user=postgres", "user=nobody"), 'role "nobody" does not exist'),
         (("///postgres", "///nothing"), 'database "nothing" does not exist'),
         (("?", "?sslmode=nonsense&"), 'invalid sslmode value: "nonsense"'),
+        (("?", "?connect_timeout=soon&"), "bad value for connect_timeout: 'soon'"),
     ],
-    ids=["role", "database", "setting"],
+    ids=["role", "database", "sslmode", "connect_timeout"],
 )
 def test_a_wrong_url_stops_the_start_in_one_line(serve, url, change, words):
     """As a wrong setting of any kind does."""
@@ -244,14 +245,14 @@ def test_while_the_server_is_known_to_be_away_all_fails_at_once(own_server):
     own_server.stop()
     with pytest.raises(Unavailable, match="PostgreSQL: "):
         storage.add(MONSTERA)
-    engine = storage._engine
-    submit, engine._thread.submit = engine._thread.submit, None  # what waits would need it
+    link = storage._engine._link
+    submit, link._thread.submit = link._thread.submit, None  # what waits would need it
     for _ in range(3):
         with pytest.raises(Unavailable, match="PostgreSQL: "):
             storage.add(MONSTERA)
     own_server.start()
-    wait_until(engine._work.done)
-    engine._thread.submit = submit
+    wait_until(link._work.done)
+    link._thread.submit = submit
     storage.add(MONSTERA)
     storage.close()
 
@@ -264,7 +265,7 @@ def test_a_storage_that_is_closed_stops_connecting(own_server):
     with pytest.raises(Unavailable):
         storage.add(MONSTERA)
     storage.close()
-    wait_until(storage._engine._work.done)
+    wait_until(storage._engine._link._work.done)
     own_server.start()
     storage.add(MONSTERA)
     storage.close()
@@ -279,7 +280,7 @@ def test_a_server_that_accepts_and_never_answers_is_given_up():
             with pytest.raises(Unavailable, match="PostgreSQL: "):
                 look()
         storage.close()
-    wait_until(storage._engine._work.done)
+    wait_until(storage._engine._link._work.done)
 
 
 def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(hasty, connection):
@@ -289,7 +290,7 @@ def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(hasty, connection
         for _ in range(3):
             with pytest.raises(Unavailable, match="no answer"):
                 hasty.add(MONSTERA)
-            wait_until(hasty._engine._work.done)
+            wait_until(hasty._engine._link._work.done)
             assert not wait_until(lambda: [backends(connection, "wait_event_type = 'Lock'")])[0]
     hasty.add(MONSTERA)
     assert list(hasty.rows()) == [MONSTERA]
@@ -301,11 +302,11 @@ def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(hasty, connection
 def test_a_lost_connection_is_made_again_unnoticed(storage, connection, stored):
     """Between two requests, as when a router or an idle timeout ends it."""
     storage.add(MONSTERA)
-    pid = storage._engine._connection.info.backend_pid
+    pid = storage._engine._link._connection.info.backend_pid
     assert connection.execute("SELECT pg_terminate_backend(%s, 9000)", [pid]).fetchone() == (True,)
     storage.add(Plant(8, "n"))
     assert len(stored()) == 2
-    assert storage._engine._connection.info.backend_pid != pid
+    assert storage._engine._link._connection.info.backend_pid != pid
 
 
 def test_a_batch_is_sent_again_where_the_connection_is_lost_under_it(storage, connection, stored):
@@ -401,7 +402,7 @@ def test_every_commit_waits_for_disks(url, setting, used):
     storage.check_start()
     for _ in range(2):
         storage.add(MONSTERA)
-        connection = storage._engine._connection
+        connection = storage._engine._link._connection
         assert connection.execute("SHOW synchronous_commit").fetchone() == (used,)
         storage.close()
 
@@ -432,7 +433,7 @@ def test_a_session_that_takes_no_writes_is_not_available(storage, url, stored):
 def test_a_session_that_becomes_read_only_is_left(storage, connection):
     """Another connection may lead to the server that takes writes."""
     storage.add(MONSTERA)
-    storage._engine._connection.execute("SET default_transaction_read_only = on")
+    storage._engine._link._connection.execute("SET default_transaction_read_only = on")
     storage.add(Plant(8, "n"))
     assert len(list(storage.rows())) == 2
 
