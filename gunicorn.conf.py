@@ -205,7 +205,10 @@ class Worker(ThreadWorker):
 
 
 def is_plain(handler: Any) -> bool:
-    """Whether a log's handler is gunicorn's own for a file; it takes ten times as long as this."""
+    """Whether a log's handler is gunicorn's own for a stream, which can be written to directly.
+
+    That takes a tenth of the time that logging does for a line.
+    """
     own = getattr(handler, "_gunicorn", False)
     return own and isinstance(handler, logging.StreamHandler) and handler.stream is not None
 
@@ -235,11 +238,10 @@ class Logger(glogging.Logger):
             f'{host or "-"} - - {self.now()} "{request[:2000]}" '
             f"{status} {sent} {seconds:.4f}s {request_id}"
         )
-        handlers = self.access_log.handlers
+        handlers: list[Any] = self.access_log.handlers
         if not all(map(is_plain, handlers)):
             self.access_log.info("%s", text)
             return
-        handler: Any
         for handler in handlers:
             with handler.lock, contextlib.suppress(OSError, ValueError):
                 handler.stream.write(f"{text}\n")
