@@ -72,7 +72,6 @@ def quick_check(schema: Any, resolver: Any) -> Check:
     A validator walks its schema anew for each value, which takes ten times as long. Where a schema
     says what is not known here nothing passes, and all is left to the validator.
     """
-
     if isinstance(schema, bool):
         return lambda value: schema
 

@@ -28,20 +28,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"left out {count} tests: {reason}")
 
 
-def skip_without_postgresql() -> None:
-    """Skip a test where PostgreSQL can't be started."""
+@contextlib.contextmanager
+def running_postgresql() -> Iterator[PostgreSQL]:
+    """A PostgreSQL server that does not sync; skips the test where there is none to start."""
     for name in ("initdb", "postgres"):
         if not program(name):
             pytest.skip(f"PostgreSQL's program {name} is not installed")
+    server = PostgreSQL("fsync=off")
+    yield server
+    server.remove()
 
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     """A PostgreSQL server for all tests."""
-    skip_without_postgresql()
-    server = PostgreSQL("fsync=off")
-    yield server
-    server.remove()
+    with running_postgresql() as server:
+        yield server
 
 
 @pytest.fixture

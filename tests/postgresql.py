@@ -78,9 +78,9 @@ class PostgreSQL:
         """The URL of one of its databases."""
         return f"postgresql:///{database}?host={self.folder}&user={USER}"
 
-    def execute(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement; return what rows it gives."""
-        with psycopg.connect(self.url(database), autocommit=True) as connection:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 

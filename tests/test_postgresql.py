@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from storage import CANCEL_LIMIT, Plant, StartRefused, Storage, Unavailable
-from tests.conftest import ROOT, skip_without_postgresql
+from tests.conftest import ROOT, running_postgresql
 from tests.postgresql import PostgreSQL
 from tests.server import PATIENCE, TOKEN, wait_until
 
@@ -45,10 +45,8 @@ def hasty(url: str, storage: Storage) -> Iterator[Storage]:
 @pytest.fixture
 def own_server() -> Iterator[PostgreSQL]:
     """A server that a test may stop, or set up otherwise."""
-    skip_without_postgresql()
-    server = PostgreSQL("fsync=off")
-    yield server
-    server.remove()
+    with running_postgresql() as server:
+        yield server
 
 
 def backends(connection: psycopg.Connection, state: str) -> list[int]:
@@ -101,9 +99,7 @@ def test_a_table_of_another_shape_is_refused(url, connection, table):
 
 def test_a_database_that_cannot_hold_any_text_is_refused(postgresql):
     """It must be UTF-8."""
-    postgresql.execute(
-        "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0", "postgres"
-    )
+    postgresql.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     with pytest.raises(StartRefused, match="in LATIN1, not UTF8"):
         Storage.from_url(postgresql.url("latin")).check_start()
 
@@ -354,17 +350,24 @@ def test_what_is_not_on_the_standby_is_not_answered_for(own_server, how, already
     storage.close()
 
 
+def before_insert(connection: psycopg.Connection, statements: str) -> None:
+    """Let the server run statements for each plant before it is inserted."""
+    connection.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN {statements} RETURN NEW; END $$"
+    )
+    connection.execute(
+        "CREATE TRIGGER fails BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()"
+    )
+
+
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_conflicts_of_transactions_are_tried_again(storage, connection, stored, code):
     """Serialization failures and deadlocks."""
     connection.execute("CREATE SEQUENCE tries")
-    connection.execute(
-        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        f"IF nextval('tries') < 3 THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF; "
-        "RETURN NEW; END $$"
-    )
-    connection.execute(
-        "CREATE TRIGGER fails BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()"
+    before_insert(
+        connection,
+        f"IF nextval('tries') < 3 THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;",
     )
     storage.add(MONSTERA)
     assert stored() == [MONSTERA]
@@ -373,13 +376,7 @@ def test_conflicts_of_transactions_are_tried_again(storage, connection, stored, 
 
 def test_what_the_server_can_not_do_now_is_unavailable_at_once(storage, connection):
     """As where its disk is full (53100): trying again is for the client."""
-    connection.execute(
-        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$"
-    )
-    connection.execute(
-        "CREATE TRIGGER fails BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()"
-    )
+    before_insert(connection, "RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100';")
     with pytest.raises(Unavailable, match="could not extend file"):
         storage.add(MONSTERA)
     connection.execute("DROP TRIGGER fails ON plants")
