@@ -14,17 +14,21 @@ import secrets
 import select
 import socket
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from datetime import timedelta
 from http import HTTPStatus
-from multiprocessing.queues import SimpleQueue
+from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
 from gunicorn import glogging
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import errors
+from gunicorn.http.body import ChunkedReader
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 PARSE_STATUS = {
@@ -35,7 +39,10 @@ PARSE_STATUS = {
 }
 REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
 MOMENT = 5  # milliseconds that a thread waits for the next request of its connection
-LINGER_LIMIT = 5.0  # seconds for a client that is still sending to read its answer
+LINGER_LIMIT = 3.0  # seconds for a client that is still sending to read its answer
+IDLE_LIMIT = 10.0  # seconds that a thread without work is kept
+CHUNK_LIMIT = 4000  # pieces that a chunked body may come in
+CROWD = 0.9  # of worker_connections; where there are more, those that wait make room
 
 
 def positive(variable: str, default: int, limit: int) -> int:
@@ -46,7 +53,7 @@ def positive(variable: str, default: int, limit: int) -> int:
     return int(value)
 
 
-def check_start(found: "SimpleQueue[str]") -> None:
+def check_start(found: "multiprocessing.SimpleQueue[str]") -> None:
     """Import the application, put the identity of its storage; end the start if it can't work."""
     import app
     from storage import StartRefused
@@ -93,6 +100,20 @@ def pre_exec(server: Arbiter) -> None:
     server.cfg.env_orig["PLANTS_TOKENS"] = os.environ["PLANTS_TOKENS"]
 
 
+def pre_request(worker: ThreadWorker, request: Any) -> None:
+    """Bear a chunked body, read or not, in CHUNK_LIMIT pieces at most: each costs time."""
+    reader = request.body.reader
+    if isinstance(reader, ChunkedReader):
+        reader.parser = limited(reader.parser)
+
+
+def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    for count, chunk in enumerate(chunks):
+        if count > CHUNK_LIMIT:
+            raise errors.ParseException(f"it came in more than {CHUNK_LIMIT} pieces")
+        yield chunk
+
+
 def follows(conn: TConn) -> bool:
     """Whether another request is there, or comes within MOMENT.
 
@@ -105,12 +126,45 @@ def follows(conn: TConn) -> bool:
     return bool(poll.poll(MOMENT))
 
 
-class ThreadPool(ThreadPoolExecutor):
-    """A pool that makes do with the threads it has where the platform allows no more."""
+class ThreadPool(Executor):
+    """Makes a thread where none is idle, and ends one that has been idle for IDLE_LIMIT.
 
-    def _adjust_thread_count(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            super()._adjust_thread_count()
+    ThreadPoolExecutor keeps as many as it ever needed, and waits for them at the process's end.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._calls: deque[tuple[Future[Any], Callable[..., Any], Any]] = deque()
+        self._changed = threading.Condition()  # guards this and what follows
+        self._threads = self._idle = 0
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **_: Any) -> Future[Any]:
+        """Return at once what `call` will have come to."""
+        future: Future[Any] = Future()
+        with self._changed:
+            self._calls.append((future, call, arguments))
+            if len(self._calls) > self._idle and self._threads < self._limit:
+                with contextlib.suppress(RuntimeError):  # as many as the platform allows
+                    threading.Thread(target=self._run, daemon=True).start()
+                    self._threads += 1
+            self._changed.notify()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                has_work = self._changed.wait_for(lambda: self._calls, IDLE_LIMIT)
+                self._idle -= 1
+                if not has_work:
+                    self._threads -= 1
+                    return
+                future, call, arguments = self._calls.popleft()
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+            del future, call, arguments  # what is idle holds no connection
 
 
 class Worker(ThreadWorker):
@@ -118,33 +172,60 @@ class Worker(ThreadWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.deadlines: dict[TConn, float] = {}
+        self.busy: set[TConn] = set()  # those that a thread is at, or will be at once
 
-    def get_thread_pool(self) -> ThreadPoolExecutor:
+    def get_thread_pool(self) -> Executor:
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
         return ThreadPool(self.cfg.worker_connections)
 
+    def set_accept_enabled(self, enabled: bool) -> None:
+        """Begin or stop to accept; at the end take those that wait, as nobody else will."""
+        super().set_accept_enabled(enabled)
+        if self.alive or enabled:
+            return
+        for listener in self.sockets:
+            count = -1
+            while count < self.nr_conns:
+                count = self.nr_conns
+                self.accept(listener)
+            listener.close()
+        for conn in self.pending_conns:  # they have sent nothing yet
+            conn.timeout = 0
+
     def accept(self, listener: socket.socket) -> None:
-        """Accept a connection later where there is no descriptor for it now."""
+        """Accept a connection, later where there is no descriptor for it now."""
+        if self.nr_conns > self.worker_connections * CROWD:
+            self.make_room()
         try:
             super().accept(listener)
         except OSError as error:
             self.log.error("a connection has to wait: %s", error.strerror)
             time.sleep(0.1)  # it is still there, and would be tried at once
 
+    def make_room(self) -> None:
+        """Let go of the connection that has kept the worker waiting longest, idle ones first."""
+        now = time.monotonic()
+        for idle in (self.pending_conns, self.keepalived_conns):
+            if idle:
+                idle[0].timeout = now
+                return
+        if sending := [conn for conn in self.busy.copy() if conn.deadline > now]:
+            min(sending, key=attrgetter("deadline")).deadline = now
+
     def enqueue_req(self, conn: TConn) -> None:
         """Let a thread handle a request, for which there are REQUEST_LIMIT seconds from now."""
-        self.deadlines[conn] = time.monotonic() + REQUEST_LIMIT
+        conn.deadline = time.monotonic() + REQUEST_LIMIT
+        self.busy.add(conn)
         super().enqueue_req(conn)
 
     def notify(self) -> None:
         """Tell the master, at least every second, that all is well; cut off who takes too long."""
         super().notify()
         now = time.monotonic()
-        for conn, deadline in self.deadlines.copy().items():
+        for conn in self.busy.copy():
             # First what it sends, so that it can still be told; then what it does not read.
-            how = socket.SHUT_RD if now < deadline + LINGER_LIMIT else socket.SHUT_RDWR
-            if now > deadline:
+            how = socket.SHUT_RD if now < conn.deadline + LINGER_LIMIT else socket.SHUT_RDWR
+            if now > conn.deadline:
                 with contextlib.suppress(OSError):
                     conn.sock.shutdown(how)
 
@@ -153,13 +234,13 @@ class Worker(ThreadWorker):
         try:
             keep = super().handle(conn)
             while keep is True and follows(conn):
-                self.deadlines[conn] = time.monotonic() + REQUEST_LIMIT
+                conn.deadline = time.monotonic() + REQUEST_LIMIT
                 keep = super().handle(conn)
             if keep is False:
                 self.linger(conn.sock)
             return keep
         finally:
-            self.deadlines.pop(conn, None)
+            self.busy.discard(conn)
 
     def linger(self, sock: socket.socket) -> None:
         """Read on until the client has read its answer (RFC 9112 section 9.6).
