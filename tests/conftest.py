@@ -15,9 +15,7 @@ from webtest import TestApp
 from app import create_app
 from storage import ALL_PLANTS, Storage
 from tests.postgresql import PostgreSQL, program
-from tests.server import PATIENCE, TOKEN, Server
-
-ROOT = Path(__file__).parent.parent
+from tests.server import PATIENCE, ROOT, TOKEN, Server
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,8 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
+
+ROOT = Path(__file__).parent.parent
 GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
@@ -183,9 +186,37 @@ class Writers:
                 return client.close()
 
 
+def settings_with(folder: Path, **limits: float) -> str:
+    """The option for a gunicorn.conf.py in which some limits are others."""
+    settings = (ROOT / "gunicorn.conf.py").read_text()
+    for name, value in limits.items():
+        settings, count = re.subn(rf"(?m)^{name} = [\d.]+", f"{name} = {value}", settings)
+        assert count == 1
+    (folder / "changed.conf.py").write_text(settings)
+    return f"--config={folder}/changed.conf.py"
+
+
 def receive(connection: socket.socket) -> bytes:
     """All that comes until the other side has ended."""
     return b"".join(iter(lambda: connection.recv(2**16), b""))
+
+
+class Usage(NamedTuple):
+    """What a process has of the system's resources."""
+
+    threads: int
+    descriptors: int
+    memory: float  # MiB, with its share of what it has in common with others (PSS)
+
+
+def usage(pid: int) -> Usage:
+    """What a process uses now; skips the test where the system does not tell."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system has no /proc/PID/smaps_rollup")
+    process = Path(f"/proc/{pid}")
+    memory = re.search(r"(?m)^Pss: +(\d+) kB", (process / "smaps_rollup").read_text())[1]
+    threads, descriptors = (len(list((process / name).iterdir())) for name in ("task", "fd"))
+    return Usage(threads, descriptors, int(memory) / 1024)
 
 
 def is_alive(pid: int) -> bool:

@@ -29,6 +29,7 @@ from tests.server import (
     Writers,
     is_alive,
     receive,
+    settings_with,
     wait_until,
 )
 from tests.test_sqlite import can_lock
@@ -398,7 +399,7 @@ def receive_answer(connection: socket.socket) -> bytes:
 
 def test_each_request_of_a_connection_has_a_time_limit_of_its_own(serve, tmp_path):
     """A busy connection is not cut off, but one whose next request does not come to its end is."""
-    server = serve(settings_with(tmp_path, "REQUEST_LIMIT", 1.0))
+    server = serve(settings_with(tmp_path, REQUEST_LIMIT=1.0))
     post = json.dumps(MONSTERA).encode()
     request = HEAD + b"Content-Length: %d\r\n\r\n" % len(post) + post
     with server.connect() as connection:
@@ -486,96 +487,6 @@ def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server)
     assert second[0] == f"GET {path}"
     assert third[:2] == ("POST /plants", "401")
     assert "canary" not in server.out + server.err
-
-
-# clients that are slow or hold on
-
-
-def test_half_sent_requests_keep_nobody_out(server):
-    """As many as would fill any pool of a fixed size; a good client is served beside them."""
-    body = json.dumps(MONSTERA).encode()
-    length = b"Content-Length: %d\r\n\r\n" % len(body)
-    with contextlib.ExitStack() as hogs:
-        for number in range(150):
-            hog = hogs.enter_context(server.connect())
-            hog.sendall([b"POST /pl", HEAD, HEAD + length + body[:-1]][number % 3])
-        for number in range(20):
-            assert server.post({"id": number, "name": "n"})[0] == 200
-
-
-def settings_with(folder: Path, name: str, value: float) -> str:
-    """The option for a gunicorn.conf.py in which one limit is another."""
-    settings = (ROOT / "gunicorn.conf.py").read_text()
-    changed, count = re.subn(rf"(?m)^{name} = [\d.]+", f"{name} = {value}", settings)
-    assert count == 1
-    (folder / "changed.conf.py").write_text(changed)
-    return f"--config={folder}/changed.conf.py"
-
-
-def test_a_half_sent_request_is_cut_off(serve, tmp_path):
-    """Its time is limited, so that its thread comes back; what can be told is told."""
-    server = serve(settings_with(tmp_path, "REQUEST_LIMIT", 0.2))
-    with contextlib.ExitStack() as hogs:
-        length = b"Content-Length: 9\r\n\r\n"
-        halves = [b"POST /pl", HEAD + length, HEAD + length + b"{"]
-        connections = [hogs.enter_context(server.connect()) for _ in halves]
-        for hog, half in zip(connections, halves, strict=True):
-            hog.sendall(half)
-        said = [receive(hog) for hog in connections]
-    assert said[0] == b""
-    assert "ended after 0 of 9 bytes" in refused(said[1], 400)
-    assert "ended after 1 of 9 bytes" in refused(said[2], 400)
-
-
-def test_who_holds_the_connection_after_the_answer_holds_nothing_up(serve, tmp_path):
-    """gunicorn waits two seconds for each such client in the thread that serves all others."""
-    server = serve(settings_with(tmp_path, "LINGER_LIMIT", 0.1))
-    with contextlib.ExitStack() as hogs:
-        connections = [hogs.enter_context(server.connect()) for _ in range(60)]
-        for hog in connections:
-            hog.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        for hog in connections:
-            assert receive(hog).startswith(b"HTTP/1.1 200")
-        wait_until(lambda: all(is_closed(hog) for hog in connections))
-        assert server.request("GET", "/healthz")[0] == 200
-
-
-def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed both directions, and not only ended what it sends."""
-    try:
-        connection.send(b"x")
-    except OSError:
-        return True
-    return False
-
-
-def test_running_out_of_descriptors_kills_no_worker(serve):
-    """Connections wait until there are descriptors again."""
-    server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE])
-    server.may_fail = True  # gunicorn logs it with a traceback
-    assert server.post(MONSTERA)[0] == 200
-    before = server.workers()
-    with contextlib.ExitStack() as hogs:
-        for _ in range(150):
-            hogs.enter_context(server.connect())
-        wait_until(lambda: "a connection has to wait" in server.err)
-    assert server.post(MONSTERA)[0] == 200
-    assert server.workers() == before
-
-
-def test_running_out_of_threads_kills_no_worker(serve, tmp_path):
-    """Platforms limit them; here it is the memory for their stacks. Who waits is served in turn."""
-    settings = settings_with(tmp_path, "REQUEST_LIMIT", 1.0)
-    limited = ["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", *HERE, settings]
-    server = serve(command=limited, WEB_CONCURRENCY="1")
-    assert server.post(MONSTERA)[0] == 200
-    before = server.workers(1)
-    with contextlib.ExitStack() as hogs:
-        for _ in range(300):
-            hogs.enter_context(server.connect()).sendall(b"POST /pl")
-        assert server.request("GET", "/healthz")[0] == 200
-    assert server.post({"id": 8, "name": "n"})[0] == 200
-    assert server.workers(1) == before
 
 
 # when the storage is away

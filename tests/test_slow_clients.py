@@ -1,0 +1,207 @@
+"""Clients that are slow, rude or too many: they keep nobody else out, and nothing of them stays."""
+
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server import TOKEN, Server, receive, settings_with, usage, wait_until
+from tests.test_server import HEAD, HERE, MONSTERA, chunked, refused
+
+FOR_EVER = 600  # seconds: longer than a test waits
+HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
+GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+LAST = GET + b"Connection: close\r\n\r\n"
+SMALL, LARGE = 1, 2**16  # bytes
+HOGS = {  # what they send at first, seconds between further bytes, and how much they read at once
+    "half a header": (b"POST /pl", FOR_EVER, LARGE),
+    "half a body": (HALF_A_BODY, FOR_EVER, LARGE),
+    "a byte every three seconds": (HEAD, 3, LARGE),
+    "holding the connection after the answer": (LAST, FOR_EVER, LARGE),
+    "reading the answer a byte at a time": (LAST, 1, SMALL),
+}
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """SQLite alone: what is tested here is the server."""
+    return f"sqlite:///{database}"
+
+
+@pytest.fixture
+def server(serve: Callable[..., Server]) -> Server:
+    return serve()
+
+
+@pytest.fixture(autouse=True)
+def descriptors() -> Iterator[None]:
+    """Lets the clients have as many connections as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20_000), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., socket.socket]]:
+    """Makes connections that are kept open until the end of the test."""
+    with contextlib.ExitStack() as connections:
+
+        def connect(server: Server, data: bytes = b"", buffer: int = LARGE) -> socket.socket:
+            connection = connections.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            connection.settimeout(30)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(data)
+            return connection
+
+        yield connect
+
+
+class Hog:
+    """A connection that does not let go as long as the server lets it."""
+
+    def __init__(self, connection: socket.socket, pause: float, size: int) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._pause, self._size = pause, size
+        self._next = time.monotonic() + pause
+        self._has_ended = (
+            False  # whether the server sends no more; it may still hold the connection
+        )
+
+    def is_cut_off(self) -> bool:
+        """Go on as before; return whether that is no longer possible."""
+        try:
+            if self._has_ended or time.monotonic() > self._next:
+                self._connection.send(b"x")
+                self._next += self._pause
+            self._has_ended = self._connection.recv(self._size) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return False
+
+
+def test_two_hundred_hogs_of_each_kind_keep_nobody_out(serve, connect):
+    """Beside them a good client's p99 is under a second, and each is cut off within 30 s."""
+    server = serve()
+    hogs = [
+        Hog(connect(server, data, buffer=size), pause, size)
+        for data, pause, size in list(HOGS.values()) * 200
+    ]
+    took = []
+
+    def are_cut_off() -> bool:
+        begin = time.monotonic()
+        assert server.post({"id": len(took), "name": "n"})[0] == 200
+        took.append(time.monotonic() - begin)
+        return all([hog.is_cut_off() for hog in hogs])
+
+    wait_until(are_cut_off)  # for 30 s
+    p99 = sorted(took)[int(len(took) * 0.99)]
+    print(f"{len(took)} requests beside {len(hogs)} hogs: p99 {p99:.3f} s")
+    assert p99 < 1
+
+
+@pytest.mark.parametrize("kind", ["nothing", "nothing for long", *HOGS, "idle"])
+def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect, tmp_path, kind):
+    """Though each might wait for longer than the test does, those that wait longest make room."""
+    limits = {"REQUEST_LIMIT": FOR_EVER, "LINGER_LIMIT": FOR_EVER, "keepalive": FOR_EVER}
+    server = serve(settings_with(tmp_path, **limits), "--worker-connections=50")
+    data, *_ = HOGS.get(kind, [GET + b"\r\n" if kind == "idle" else b""])
+    for _ in range(150):
+        connect(server, data)
+    if kind == "nothing for long":
+        time.sleep(6)  # longer than a thread waits for the first byte
+    for number in range(50):
+        assert server.post({"id": number, "name": "n"})[0] == 200
+
+
+def test_a_half_sent_request_is_cut_off(serve, connect, tmp_path):
+    """Its time is limited, so that its thread comes back; what can be told is told."""
+    server = serve(settings_with(tmp_path, REQUEST_LIMIT=0.2))
+    empty = HALF_A_BODY.removesuffix(b"{")
+    said = [receive(connect(server, half)) for half in (b"POST /pl", empty, HALF_A_BODY)]
+    assert said[0] == b""
+    assert "ended after 0 of 9 bytes" in refused(said[1], 400)
+    assert "ended after 1 of 9 bytes" in refused(said[2], 400)
+
+
+def test_who_reads_none_of_many_answers_is_cut_off(serve, connect, tmp_path):
+    """They are more than the system keeps for a connection, so that a thread waits with them."""
+    server = serve(settings_with(tmp_path, REQUEST_LIMIT=0.5, LINGER_LIMIT=0.1))
+    number = 2000
+    reader = connect(server, (GET + b"\r\n") * number)
+    wait_until(lambda: is_closed(reader))
+    assert 0 < server.out.count("GET /openapi.json") < number
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side takes no more."""
+    try:
+        connection.send(b"x")
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("token", [TOKEN, "another-token-0123456789"])
+def test_a_body_in_very_many_pieces_is_not_read_to_its_end(server, connect, token):
+    """Each costs as much time as a large one. It is the last of its connection, read or not."""
+    head = HEAD.replace(TOKEN.encode(), token.encode()) + b"Transfer-Encoding: chunked\r\n\r\n"
+    connection = connect(server, head + chunked(*[b" "] * 20_000, b"") + LAST)
+    message = refused(receive(connection), 400 if token == TOKEN else 401)
+    assert "pieces" in message or token != TOKEN
+
+
+def test_running_out_of_descriptors_kills_no_worker(serve, connect):
+    """Connections wait until there are descriptors again."""
+    server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE])
+    server.may_fail = True  # gunicorn logs it with a traceback
+    assert server.post(MONSTERA)[0] == 200
+    before = server.workers()
+    hogs = [connect(server) for _ in range(150)]
+    wait_until(lambda: "a connection has to wait" in server.err)
+    for hog in hogs:
+        hog.close()
+    assert server.post(MONSTERA)[0] == 200
+    assert server.workers() == before
+
+
+def test_running_out_of_threads_kills_no_worker(serve, connect, tmp_path):
+    """Platforms limit them; here it is the memory for their stacks. Who waits is served in turn."""
+    settings = settings_with(tmp_path, REQUEST_LIMIT=1.0)
+    limited = ["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", *HERE, settings]
+    server = serve(command=limited, WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    before = server.workers(1)
+    hogs = [connect(server, b"POST /pl") for _ in range(300)]
+    assert server.request("GET", "/healthz")[0] == 200
+    for hog in hogs:
+        hog.close()
+    assert server.post({"id": 8, "name": "n"})[0] == 200
+    assert server.workers(1) == before
+
+
+def test_ten_thousand_connections_leave_nothing_behind(serve, connect, tmp_path):
+    """Opened and closed at once: no thread, no descriptor, and no memory that grows."""
+    server = serve(settings_with(tmp_path, IDLE_LIMIT=0.2), WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    (worker,) = server.workers(1)
+    before = usage(worker)
+    peaks = []
+    for _ in range(3):
+        for _ in range(10):
+            for connection in [connect(server) for _ in range(1000)]:
+                connection.close()
+        wait_until(lambda: usage(worker).threads <= before.threads)
+        wait_until(lambda: usage(worker).descriptors <= before.descriptors)
+        peaks.append(usage(worker).memory)
+    print(f"PSS in MiB: {before.memory:.1f} before, {peaks} after each 10,000 connections")
+    assert peaks[-1] < peaks[0] + 5
