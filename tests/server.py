@@ -143,7 +143,8 @@ class Writers:
     def __init__(self, port: int, first: int = 0, count: int = 8) -> None:
         """`first` is the lowest id, `count` the number of clients."""
         self.acknowledged: dict[int, str] = {}  # names by id
-        self.answers: Counter[int] = Counter()  # by status, 0 for a connection that failed
+        self.answers: Counter[int] = Counter()  # by status
+        self.failures: Counter[type[Exception]] = Counter()  # of connections
         self._numbers = itertools.count(first)
         self._port = port
         self._end = threading.Event()
@@ -174,8 +175,8 @@ class Writers:
                     client.request("POST", "/plants", body, HEADERS)
                     answer = client.getresponse()
                     answer.read()
-                except (OSError, http.client.HTTPException):
-                    self.answers[0] += 1
+                except (OSError, http.client.HTTPException) as error:
+                    self.failures[type(error)] += 1
                     client.close()
                     time.sleep(0.01)
                 else:
@@ -186,9 +187,14 @@ class Writers:
                 return client.close()
 
 
-def settings_with(folder: Path, **limits: float) -> str:
-    """The option for a gunicorn.conf.py in which some limits are others."""
+def settings_with(folder: Path, data_timeout: float = 5.0, **limits: float) -> str:
+    """The option for a gunicorn.conf.py in which some limits are others.
+
+    `data_timeout` is how long gunicorn lets a thread wait for the first byte of a connection.
+    """
     settings = (ROOT / "gunicorn.conf.py").read_text()
+    settings += "\nimport gunicorn.workers.gthread\n"
+    settings += f"gunicorn.workers.gthread.DEFAULT_WORKER_DATA_TIMEOUT = {data_timeout}\n"
     for name, value in limits.items():
         settings, count = re.subn(rf"(?m)^{name} = [\d.]+", f"{name} = {value}", settings)
         assert count == 1

@@ -175,6 +175,45 @@ def test_sigterm_lets_requests_in_flight_finish(serve, database, stored):
     assert stored() == [(7, "Monstera", "indoor")]
 
 
+def test_sigterm_under_load_drops_nothing(serve, stored):
+    """Each connection that was made gets its answer; then there are no more connections."""
+    server = serve()
+    assert server.workers()
+    with Writers(server.port) as writers:
+        assert writers.goes_on()
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert set(writers.answers) == {200}
+    assert set(writers.failures) <= {ConnectionRefusedError}
+    assert dict(writers.acknowledged.items()) == {number: name for number, name, _ in stored()}
+
+
+def test_sighup_under_load_drops_nothing(serve):
+    """Nobody is refused while new workers take over."""
+    server = serve()
+    before = server.workers()
+    with Writers(server.port) as writers:
+        assert writers.goes_on()
+        server.signal(signal.SIGHUP)
+        assert server.workers(besides=before)
+        wait_until(lambda: not any(map(is_alive, before)))
+        assert writers.goes_on()
+    assert (set(writers.answers), set(writers.failures)) == ({200}, set())
+
+
+@pytest.mark.parametrize(("number", "limit"), [(signal.SIGTERM, 0.5), (signal.SIGINT, 600)])
+def test_the_end_does_not_wait_for_idle_clients(serve, tmp_path, number, limit):
+    """SIGTERM gives requests that were begun their time, and no others; SIGINT gives none."""
+    server = serve(settings_with(tmp_path, 0.1, REQUEST_LIMIT=limit, graceful_timeout=600))
+    idle = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as hogs:
+        for data in (b"", b"POST /pl", HEAD + b"Content-Length: 9\r\n\r\n{", idle) * 10:
+            hogs.enter_context(server.connect()).sendall(data)
+        time.sleep(1)  # longer than a thread waits for the first byte
+        server.signal(number)
+        assert server.wait() == 0
+
+
 def test_sighup_takes_changed_code_and_keeps_the_token(serve, tmp_path):
     """New workers run the code as it is now; a token that was made at start stays good."""
     copy = tmp_path / "copy"

@@ -210,7 +210,7 @@ def run_round(cluster: Cluster, server: Server, number: int, happens: Any) -> in
     print(
         f"{happens.__doc__}: {primary.name} -> {new.name}, no 200 for {pause:.1f} s, "
         f"{len(writers.acknowledged)} plants acknowledged, {lost} lost, "
-        f"answers {dict(writers.answers)}",
+        f"answers {dict(writers.answers)}, failures {dict(writers.failures)}",
         flush=True,
     )
     return lost
