@@ -1,0 +1,45 @@
+"""What the service uses of memory, descriptors and threads stays what it was."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.server import Server, Usage, usage, wait_until
+from tests.test_server import HEAD
+
+CONNECTIONS = 16  # at the same time
+EACH = 500  # requests on a connection
+
+
+def post_all(server: Server, bodies: Iterable[bytes]) -> Counter[bytes]:
+    """Post the bodies over connections that send all their requests at once; count the answers."""
+    requests = [HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies]
+    last = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    batches = [b"".join(requests[i : i + EACH]) + last for i in range(0, len(requests), EACH)]
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        answers = pool.map(server.send, batches)
+        return sum((Counter(re.findall(rb"HTTP/1.1 (\d+)", data)) for data in answers), Counter())
+
+
+def test_memory_does_not_grow_with_what_was_stored_or_refused(serve):
+    """100,000 plants, then as many refusals; some of both before is what it starts from."""
+    server = serve()
+
+    def store(first: int, end: int) -> list[Usage]:
+        plants = [b'{"id": %d, "name": "Monstera"}' % number for number in range(first, end)]
+        assert post_all(server, plants)[b"200"] == end - first
+        return [usage(pid) for pid in server.workers()]
+
+    def refuse(count: int) -> list[Usage]:
+        bodies = (b'{"id": %d, "name": 5}', b'{"id": %d, "name": "another"}', b"%d nonsense")
+        answers = post_all(server, [body % number for body in bodies for number in range(count)])
+        assert (answers[b"400"], answers[b"409"]) == (2 * count, count)
+        return [usage(pid) for pid in server.workers()]
+
+    store(0, 10_000)
+    stages = [refuse(5_000), store(10_000, 110_000), refuse(33_000)]
+    print(*stages, sep="\n")
+    for pid, before, *later in zip(server.workers(), *stages, strict=True):
+        assert all(now.memory < before.memory + 5 for now in later)
+        wait_until(lambda pid=pid, old=before: usage(pid).descriptors <= old.descriptors)
