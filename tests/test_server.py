@@ -340,6 +340,57 @@ def test_who_is_still_sending_gets_to_read_the_answer(server, stored, way, token
     assert stored() == []
 
 
+@pytest.mark.parametrize(
+    ("way", "body"),
+    [(b"Content-Length: 9", b"{" * 9), (b"Transfer-Encoding: chunked", b"0\r\n\r\n")],
+)
+def test_what_needs_no_body_to_be_refused_is_refused_before_one_comes(server, way, body):
+    """Not when its time is up: the connection can still be used."""
+    heads = {
+        404: HEAD.replace(b"/plants", b"/nothing"),
+        405: HEAD.replace(b"POST", b"PUT"),
+        401: HEAD.replace(b"Bearer", b"Basic"),
+        415: HEAD.replace(b"/json", b"/http"),
+    }
+    with server.connect() as connection:
+        for status, head in heads.items():
+            connection.sendall(head + way + b"\r\n\r\n")
+            refused(receive_answer(connection), status)
+            connection.sendall(body)
+
+
+def test_a_bad_token_is_refused_however_it_comes(server, stored):
+    """Over a socket: header lines that a client library would not send."""
+    good = f"Authorization: Bearer {TOKEN}".encode()
+    nobody = HEAD.replace(good + b"\r\n", b"")
+    body = json.dumps(MONSTERA).encode()
+    cases = {
+        b"": 401,
+        b"Authorization: Bearer \xff\xfe": 401,
+        b"Authorization: Bearer t\xc3\xb6ken-0123456789": 401,
+        b"Authorization:": 401,
+        b"Authorization_: Bearer " + TOKEN.encode(): 401,
+        b"HTTP_AUTHORIZATION: Bearer " + TOKEN.encode(): 401,
+        b"Http-Authorization: Bearer " + TOKEN.encode(): 401,
+        good + b"\r\n" + good: 401,
+        good + b"\r\n" + good[:-1]: 401,
+        good[:-1] + b"\r\n" + good: 401,
+        good.replace(b": ", b" : "): 400,
+        good.replace(b": ", b":\r\n "): 400,
+        good.replace(b"Bearer ", b"Bearer \x00"): 400,
+        good + b"x" * 2**13: 431,
+        good + b"x" * 2**20: 431,
+    }
+    for line, status in cases.items():
+        head = nobody + line + b"\r\n" if line else nobody
+        data = server.send(
+            head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        refused(data, status)
+        assert (b"\r\nWww-Authenticate: Bearer realm=" in data) == (status == 401)
+    assert stored() == []
+
+
 def test_requests_follow_each_other_on_a_connection(server, stored):
     """A refused request with a body leaves the connection usable."""
     body = json.dumps(MONSTERA).encode()
