@@ -36,11 +36,14 @@ def post(request: pytest.FixtureRequest) -> Callable[[bytes], tuple[int, dict]]:
 
 
 def test_what_is_json_is_taken_and_what_is_not_is_refused(post, stored):
-    """As the whole body, as the name of a plant, and as a member that is ignored."""
+    """As the whole body, beside a plant, as the name of one, and as a member that is ignored."""
     plants = []
     for number, case in enumerate([*TEXTS, *OTHERS, *REFUSED]):
         ids = 2 * number, 2 * number + 1
         refused(post, case)
+        if case.strip():
+            refused(post, case + b'{"id": 7, "name": "n"}')
+            refused(post, b'{"id": 7, "name": "n"}' + case)
         for plant, body, is_taken in (
             ((ids[0], TEXTS.get(case)), b'{"id": %d, "name": %b}', case in TEXTS),
             ((ids[1], "n"), b'{"id": %d, "name": "n", "x": %b}', case not in REFUSED),
