@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from schemas import QUICK_CHECKS, VALIDATORS
 from tests.conftest import url  # noqa: F401  # both engines, for the plants
 from tests.server import HEADERS, TOKEN, receive
-from tests.test_server import HEAD, answers
+from tests.test_server import answers
 
-MAX_INT, MAX_EXACT = 2**63 - 1, 2**53
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+INT64, EXACT = range(-(2**63), 2**63), range(-(2**53), 2**53 + 1)
+EDGES = st.sampled_from(
+    [
+        edge + step
+        for edge in (0, 2**31, -(2**31), 2**53, -(2**53), 2**63, -(2**63))
+        for step in (-1, 0, 1)
+    ]
+)
+ODD = st.text(st.sampled_from(' \t\n\r"\\/u0e\x01\x7f\u0301\u2028\ufeff\uffff\U0001f335'))
+TEXT = ODD | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | TEXT,
@@ -39,7 +47,7 @@ def made_up(count: int) -> settings:
 
 def spellings(number: int) -> list[str]:
     """Ways to write an integer in JSON, all of which are that integer exactly."""
-    if abs(number) > MAX_EXACT:
+    if number not in EXACT:
         return [str(number)]
     ways = [f"{number}", f"{number}.0", f"{number}.00e0", f"{number}E+00"]
     if number % 10 == 0:
@@ -52,8 +60,9 @@ def spellings(number: int) -> list[str]:
 @st.composite
 def plants(draw: st.DrawFn) -> tuple[tuple[int, str, str | None], bytes]:
     """A plant, and one of the texts that it can be sent as."""
-    near = st.sampled_from([0, 1, -1, MAX_EXACT, -MAX_EXACT, MAX_EXACT + 1, MAX_INT, -MAX_INT - 1])
-    number = draw(near | st.integers(-MAX_INT - 1, MAX_INT) | st.integers(-9, 9))
+    number = draw(
+        st.integers(INT64.start, INT64.stop - 1) | EDGES.filter(lambda edge: edge in INT64)
+    )
     name, tag = draw(TEXT), draw(st.none() | TEXT)
     members = {"id": number, "name": name} | ({} if tag is None else {"tag": tag})
     others = st.dictionaries(TEXT.filter(lambda key: key not in ("id", "name", "tag")), VALUES)
@@ -73,7 +82,7 @@ def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
     """In any order, spelling and company; the first with an id stays."""
     known = {}
 
-    @made_up(400)
+    @made_up(300)
     @given(plants())
     def check(example: tuple[tuple[int, str, str | None], bytes]) -> None:
         plant, text = example
@@ -93,16 +102,20 @@ def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
 def test_only_whole_numbers_of_64_bits_are_ids(client, stored):
     """As the fractions that the digits stand for say; beyond 2**53 in digits alone."""
     known = set()
-    digits = st.from_regex(
-        r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,2})?", fullmatch=True
+    ends = st.sampled_from(["", "e0", "E+0", "e-1", "E1", "e2"])
+    nearly = st.tuples(EDGES, st.integers(0, 30), st.integers(0, 9), ends).map(
+        lambda parts: "{}.{:0>{}}{}".format(parts[0], parts[2], parts[1] + 1, parts[3])
+    )
+    plain = st.from_regex(
+        r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,9})?([eE][+-]?[0-9]{1,2})?", fullmatch=True
     )
 
     @made_up(600)
-    @given(digits)
+    @given(nearly | plain | EDGES.map(str))
     def check(text: str) -> None:
         value = Fraction(text)
-        limit = MAX_INT if text.removeprefix("-").isdigit() else MAX_EXACT
-        good = value.denominator == 1 and (-limit - (limit == MAX_INT) <= value <= limit)
+        limits = INT64 if text.removeprefix("-").isdigit() else EXACT
+        good = value.denominator == 1 and int(value) in limits
         body = f'{{"id": {text}, "name": "n"}}'.encode()
         assert client.post("/plants", body, HEADERS, expect_errors=True).status_int == (
             200 if good else 400
@@ -125,12 +138,12 @@ def test_only_whole_numbers_of_64_bits_are_ids(client, stored):
 def test_a_quick_check_passes_nothing_that_is_not_valid(name, members):
     """And all that is, but for what it leaves to the validator."""
     seen = set()
-    near = st.integers(-MAX_INT - 3, 3 - MAX_INT) | st.integers(MAX_INT - 3, MAX_INT + 3)
-    member = st.text() | near | st.integers(-9, 9) | st.decimals() | VALUES
-    objects = st.fixed_dictionaries({}, optional=dict.fromkeys(members, member))
+    right = {"id": EDGES, "error": EDGES, "name": TEXT, "tag": TEXT, "message": TEXT}
+    wrong = dict.fromkeys(members, VALUES | EDGES | st.text() | st.decimals())
+    objects = st.fixed_dictionaries({}, optional={member: right[member] for member in members})
 
     @made_up(500)
-    @given(objects | VALUES)
+    @given(objects | st.fixed_dictionaries({}, optional=wrong) | VALUES)
     def check(value: object) -> None:
         is_valid = VALIDATORS[name].is_valid(value)
         passes = bool(QUICK_CHECKS[name](value))
@@ -169,38 +182,38 @@ def test_any_bytes_are_a_plant_or_an_error(client):
     check()
 
 
+START = st.sampled_from(
+    [b"POST /plants HTTP/1.1\r\n", b"POST /plants HTTP/1.0\r\n", b"PUT /plants HTTP/1.1\r\n",
+     b"GET /healthz?x HTTP/1.1\r\n", b"POST /plants/ HTTP/1.1\r\n"]
+)  # fmt: skip
 NAMES = st.sampled_from(
-    [b"Content-Length", b"Transfer-Encoding", b"Content-Type", b"Content-Encoding", b"Expect",
-     b"Connection", b"Upgrade", b"Host", b"X-Request-ID", b"Origin", b"Content_Length", b"Cookie",
+    [b"Transfer-Encoding", b"Content-Type", b"Content-Encoding", b"Expect", b"Connection",
+     b"Upgrade", b"Host", b"X-Request-ID", b"Origin", b"Content_Length", b"Cookie", b"Trailer",
      b"X-Forwarded-Proto", b"X-Forwarded-Protocol", b"Authorization", b"Proxy-Authorization"]
 )  # fmt: skip
-HEADER_VALUES = st.sampled_from(
-    [b"0", b"2", b"99", b"chunked", b"gzip, chunked", b"close", b"keep-alive", b"https", b"on",
-     b"application/json", b"Bearer", b"Bearer " + TOKEN[1:].encode(), b"Basic " + TOKEN.encode()]
+ANY_VALUES = st.sampled_from(
+    [b"", b"0", b"2", b"chunked", b"gzip, chunked", b"close", b"keep-alive", b"https",
+     b"100-continue", b"application/json", b"Bearer", b"Bearer " + TOKEN[1:].encode(),
+     b"Basic " + TOKEN.encode()]
+) | st.from_regex(rb"[\x21-\x7e\x80-\xff]{0,20}", fullmatch=True)  # fmt: skip
+ENDS = st.sampled_from([b"\r\n"] * 9 + [b"\n", b"\r", b"\0", b"\r\n "])
+LINES = st.tuples(NAMES, ANY_VALUES, ENDS).map(lambda header: b"%b: %b%b" % header)
+BODY = b'{"id": 666, "name": "n"}'
+BODIES = st.sampled_from(
+    [b"\r\n", b"Content-Length: 24\r\n\r\n" + BODY, b"Content-Length: 2\r\n\r\n" + BODY,
+     b"Transfer-Encoding: chunked\r\n\r\n18\r\n" + BODY + b"\r\n0\r\n\r\n",
+     b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + BODY]
 )  # fmt: skip
-PIECES = st.sampled_from(
-    [b"POST /plants HTTP/1.1\r\n", b"PUT /plants HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\n",
-     b"POST /plants HTTP/1.0\r\n", b"\r\n", b"\r\n\r\n", b"\n", b"\r", b":", b" ", b"\0",
-     b"2\r\n{}\r\n", b"0\r\n\r\n", HEAD.replace(TOKEN.encode(), TOKEN[1:].encode()),
-     b'{"id": 666, "name": "n"}']
-)  # fmt: skip
-LINES = st.tuples(NAMES | st.binary(max_size=9), HEADER_VALUES | st.binary(max_size=9)).map(
-    lambda header: b"%b: %b\r\n" % header
-)
+REQUESTS = st.tuples(START, st.lists(LINES, max_size=5).map(b"".join), BODIES).map(b"".join)
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_any_bytes_over_a_socket_are_answered_with_errors_and_let_nobody_in(serve, stored):
-    """Requests with any headers, and what is made of pieces of requests."""
+    """Requests with any headers and bodies, garbage, and several of them in a row."""
     server = serve(WEB_CONCURRENCY="1")
-    body = b'Content-Length: 24\r\n\r\n{"id": 666, "name": "n"}'
-    whole = st.lists(LINES, max_size=9).map(
-        lambda lines: b"POST /plants HTTP/1.1\r\n" + b"".join(lines) + body
-    )
-    pieces = st.lists(PIECES | LINES | st.binary(max_size=9), max_size=12).map(b"".join)
 
     @made_up(1000)
-    @given(whole | pieces)
+    @given(st.lists(REQUESTS | REQUESTS | st.binary(max_size=20), max_size=3).map(b"".join))
     def check(data: bytes) -> None:
         with server.connect() as connection:
             connection.sendall(data)
