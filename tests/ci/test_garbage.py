@@ -138,7 +138,8 @@ def test_only_whole_numbers_of_64_bits_are_ids(client, stored):
 def test_a_quick_check_passes_nothing_that_is_not_valid(name, members):
     """And all that is, but for what it leaves to the validator."""
     seen = set()
-    right = {"id": EDGES, "error": EDGES, "name": TEXT, "tag": TEXT, "message": TEXT}
+    limits = st.sampled_from([INT64.start - 1, INT64.start, INT64.stop - 1, INT64.stop])
+    right = {"id": limits, "error": EDGES, "name": TEXT, "tag": TEXT, "message": TEXT}
     wrong = dict.fromkeys(members, VALUES | EDGES | st.text() | st.decimals())
     objects = st.fixed_dictionaries({}, optional={member: right[member] for member in members})
 
