@@ -302,6 +302,11 @@ class Logger(glogging.Logger):
         super().setup(cfg)
         logging.getLogger("plants").handlers = self.error_log.handlers
 
+    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Name an exception, no more: gunicorn's for a head cut short says all that came of it."""
+        named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
+        super().debug(msg, *named, **kwargs)
+
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Log a request that the application has answered, its path without the query."""
         request = f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"

@@ -395,14 +395,14 @@ def insert_new(
     def marks(count: int) -> str:
         return "(" + ", ".join([placeholder] * count) + ")"
 
-    new = execute(
-        f"INSERT INTO plants (id, name, tag) VALUES {', '.join([marks(3)] * len(plants))} "
-        "ON CONFLICT (id) DO NOTHING",
-        list(itertools.chain.from_iterable(plants)),
-    ).rowcount
+    # What is put into the text is placeholders; the plants go beside it.
+    rows = ", ".join([marks(3)] * len(plants))
+    insert = f"INSERT INTO plants (id, name, tag) VALUES {rows} ON CONFLICT (id) DO NOTHING"  # noqa: S608
+    new = execute(insert, list(itertools.chain.from_iterable(plants))).rowcount
     if new == len(plants):
         return new, {}
-    select = f"SELECT id, name, tag FROM plants WHERE id IN {marks(len(plants))}{suffix}"
+    ids = marks(len(plants))
+    select = f"SELECT id, name, tag FROM plants WHERE id IN {ids}{suffix}"  # noqa: S608
     found = execute(select, [plant.id for plant in plants])
     return new, {row[0]: Plant(*row) for row in found}
 

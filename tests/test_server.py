@@ -355,22 +355,6 @@ def test_a_chunked_body_is_taken(server, stored):
     assert stored() == [(7, "Monstera", "indoor")]
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [b"zz\r\n", b"5\r\n{}", b"2\r\n{}xx", b"-1\r\n", b"0\r\nbroken trailer\r\n\r\n", b"\r\n\r\n"],
-)
-def test_a_badly_chunked_body_is_a_400_and_stores_nothing(server, stored, rest):
-    """Also where what came before the fault was a whole plant."""
-    body = json.dumps(MONSTERA).encode()
-    with server.connect() as connection:
-        head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-        connection.sendall(head + chunked(body) + rest)
-        connection.shutdown(socket.SHUT_WR)
-        data = receive(connection)
-    refused(data, 400)
-    assert stored() == []
-
-
 def test_a_body_cut_short_is_a_400_and_stores_nothing(server, stored):
     """What came was a whole plant, but not all that was announced."""
     body = json.dumps(MONSTERA).encode()
@@ -396,10 +380,55 @@ def test_who_is_still_sending_gets_to_read_the_answer(server, stored, way, token
     assert stored() == []
 
 
-def test_a_401_is_the_only_answer_to_a_broken_chunked_body(server):
-    """The body was not read before; that it is broken is no reason for a second answer."""
-    head = HEAD.replace(b"Bearer", b"Basic") + b"Transfer-Encoding: chunked\r\n\r\n"
-    assert refused(server.send(head + b"zz\r\n\r\n"), 401)
+@pytest.mark.parametrize(
+    ("way", "body"),
+    [(b"Content-Length: 9", b"{" * 9), (b"Transfer-Encoding: chunked", b"0\r\n\r\n")],
+)
+def test_what_needs_no_body_to_be_refused_is_refused_before_one_comes(server, way, body):
+    """Not when its time is up: the connection can still be used."""
+    heads = {
+        404: HEAD.replace(b"/plants", b"/nothing"),
+        405: HEAD.replace(b"POST", b"PUT"),
+        401: HEAD.replace(b"Bearer", b"Basic"),
+        415: HEAD.replace(b"/json", b"/http"),
+    }
+    with server.connect() as connection:
+        for status, head in heads.items():
+            connection.sendall(head + way + b"\r\n\r\n")
+            refused(receive_answer(connection), status)
+            connection.sendall(body)
+
+
+def test_a_bad_token_is_refused_however_it_comes(server, stored):
+    """Over a socket: header lines that a client library would not send."""
+    good = f"Authorization: Bearer {TOKEN}".encode()
+    nobody = HEAD.replace(good + b"\r\n", b"")
+    body = json.dumps(MONSTERA).encode()
+    cases = {
+        b"": 401,
+        b"Authorization: Bearer \xff\xfe": 401,
+        b"Authorization: Bearer t\xc3\xb6ken-0123456789": 401,
+        b"Authorization:": 401,
+        b"Authorization_: Bearer " + TOKEN.encode(): 401,
+        b"HTTP_AUTHORIZATION: Bearer " + TOKEN.encode(): 401,
+        b"Http-Authorization: Bearer " + TOKEN.encode(): 401,
+        good + b"\r\n" + good: 401,
+        good + b"\r\n" + good[:-1]: 401,
+        good[:-1] + b"\r\n" + good: 401,
+        good.replace(b": ", b" : "): 400,
+        good.replace(b": ", b":\r\n "): 400,
+        good.replace(b"Bearer ", b"Bearer \x00"): 400,
+        good + b"x" * 2**13: 431,
+        good + b"x" * 2**20: 431,
+    }
+    for line, status in cases.items():
+        head = nobody + line + b"\r\n" if line else nobody
+        data = server.send(
+            head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        refused(data, status)
+        assert (b"\r\nWww-Authenticate: Bearer realm=" in data) == (status == 401)
+    assert stored() == []
 
 
 def test_requests_follow_each_other_on_a_connection(server, stored):
@@ -459,20 +488,13 @@ def test_each_request_of_a_connection_has_a_time_limit_of_its_own(serve, tmp_pat
         (b"nonsense\r\n\r\n", 400),
         (b"GET / HTTP/9.9\r\n\r\n", 400),
         (b"get / HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nNo colon\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nX: \x00\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nX: a\r\n folded\r\n\r\n", 400),
-        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: -2\r\n\r\n{}", 400),
-        (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"Content-Type: text/plain\r\n\r\n", 400),
         (b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n", 414),
         (b"GET / HTTP/1.1\r\nExpect: a miracle\r\n\r\n", 417),
         (b"GET / HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\n" + b"X: x\r\n" * 200 + b"\r\n", 431),
         (HEAD + b"Transfer-Encoding: rot13\r\n\r\n", 501),
     ],
-    ids=range(15),
+    ids=range(8),
 )
 def test_what_the_parser_refuses_is_an_error_too(server, stored, data, status):
     """gunicorn itself would answer with HTML."""

@@ -1,0 +1,64 @@
+"""Bodies that are no plant, no JSON or nothing at all: each is taken or refused as it should be."""
+
+import http.client
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from schemas import VALIDATORS
+from tests.json_cases import OTHERS, REFUSED, TEXTS
+from tests.server import HEADERS, PATIENCE
+
+
+@pytest.fixture(params=["application", "server"])
+def post(request: pytest.FixtureRequest) -> Callable[[bytes], tuple[int, dict]]:
+    """Posts a body to the application itself or to one that runs; returns status and answer."""
+    if request.param == "application":
+        client = request.getfixturevalue("client")
+
+        def post_to_client(body: bytes) -> tuple[int, dict]:
+            answer = client.post("/plants", body, HEADERS, expect_errors=True)
+            return answer.status_int, answer.json
+
+        return post_to_client
+    server = request.getfixturevalue("serve")()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+
+    def post_to_server(body: bytes) -> tuple[int, dict]:
+        connection.request("POST", "/plants", body, HEADERS)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+    request.addfinalizer(connection.close)
+    return post_to_server
+
+
+def test_what_is_json_is_taken_and_what_is_not_is_refused(post, stored):
+    """As the whole body, beside a plant, as the name of one, and as a member that is ignored."""
+    plants = []
+    for number, case in enumerate([*TEXTS, *OTHERS, *REFUSED]):
+        ids = 2 * number, 2 * number + 1
+        refused(post, case)
+        if case.strip():
+            refused(post, case + b'{"id": 7, "name": "n"}')
+            refused(post, b'{"id": 7, "name": "n"}' + case)
+        for plant, body, is_taken in (
+            ((ids[0], TEXTS.get(case)), b'{"id": %d, "name": %b}', case in TEXTS),
+            ((ids[1], "n"), b'{"id": %d, "name": "n", "x": %b}', case not in REFUSED),
+        ):
+            if not is_taken:
+                refused(post, body % (plant[0], case))
+                continue
+            assert post(body % (plant[0], case)) == (200, {"name": plant[1]}), case[:99]
+            plants.append((*plant, None))
+    assert stored() == plants
+
+
+def refused(post: Callable[[bytes], tuple[int, dict]], body: bytes) -> None:
+    """Assert that `body` is answered with an Error that names the place of what is wrong."""
+    status, answer = post(body)
+    assert status == 400, body[:99]
+    VALIDATORS["error"].validate(answer)
+    assert re.match('the plant|id: |name: |x: |"', answer["message"]), body[:99]

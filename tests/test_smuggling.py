@@ -1,0 +1,337 @@
+"""What could make one request look like two, or be read in another way than a proxy reads it.
+
+In each body hides a whole request, with a good token, that would store plant 666. RFC 9112 says
+what is one request (sections 6.3 and 7.1); what is not clear must be refused.
+"""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from app import BODY_LIMIT
+from schemas import VALIDATORS
+from tests.server import TOKEN, Server, receive
+from tests.test_server import HEAD, MONSTERA, answers, chunked
+
+PLANT = json.dumps(MONSTERA).encode()
+EVIL = b'{"id": 666, "name": "smuggled"}'
+HIDDEN = HEAD + b"Content-Length: %d\r\n\r\n" % len(EVIL) + EVIL
+AFTER = b"GET /after HTTP/1.1\r\nHost: localhost\r\n\r\n"  # answered with 404 if it is reached
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """SQLite alone: what is tested here is the server."""
+    return f"sqlite:///{database}"
+
+
+@pytest.fixture
+def server(serve):
+    return serve(WEB_CONCURRENCY="1")
+
+
+def exchange(server: Server, data: bytes) -> list[int]:
+    """Send `data` and the end of it; return the statuses of the answers, which are JSON."""
+    with server.connect() as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        found = answers(receive(connection))
+    for status, body in found:
+        assert status < 400 or not VALIDATORS["error"].validate(body)
+    return [status for status, _ in found]
+
+
+def differ(server: Server, cases: dict[str, tuple[bytes, list[int]]]) -> dict[str, list[int]]:
+    """The cases that were not answered as they should be, and how they were."""
+    got = {name: exchange(server, data) for name, (data, _) in cases.items()}
+    return {name: statuses for name, statuses in got.items() if statuses != cases[name][1]}
+
+
+# one clear request with another in its body
+
+ROUTES = {
+    "no token": (HEAD.replace(b"Bearer", b"Basic"), 401),
+    "another token": (HEAD.replace(TOKEN.encode(), TOKEN.encode()[:-1]), 401),
+    "no plant": (HEAD, 400),
+    "no JSON": (HEAD.replace(b"/json", b"/http"), 415),
+    "packed": (HEAD + b"Content-Encoding: gzip\r\n", 415),
+    "no such path": (HEAD.replace(b"/plants", b"/nothing"), 404),
+    "no such method": (HEAD.replace(b"POST", b"PUT"), 405),
+    "OPTIONS": (HEAD.replace(b"POST", b"OPTIONS"), 405),
+    "GET": (HEAD.replace(b"POST /plants", b"GET /healthz"), 200),
+    "an upgrade to HTTP/2": (
+        HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: \r\n",
+        400,
+    ),
+    "an upgrade to anything": (HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n", 400),
+    "underscores": (HEAD + b"Content_Length: 0\r\nTransfer_Encoding: chunked\r\n", 400),
+    "two lengths by another name": (HEAD + b"X-Content-Length: 0\r\nContent-Length-: 0\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("way", ["Content-Length", "chunked"])
+def test_no_request_is_served_from_the_body_of_another(server, stored, way):
+    """Whatever is answered, and whether or not the body was read, the next request is behind it."""
+    if way == "chunked":
+        body = b"Transfer-Encoding: chunked\r\n\r\n" + chunked(HIDDEN, HIDDEN, b"")
+    else:
+        body = b"Content-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN
+    cases = {name: (head + body + AFTER, [status, 404]) for name, (head, status) in ROUTES.items()}
+    assert differ(server, cases) == {}
+    assert stored() == []
+
+
+def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server, stored):
+    """Beyond what a server is willing to throw away nothing can be told from it."""
+    many = HIDDEN * (2 * BODY_LIMIT // len(HIDDEN))
+    length = b"Content-Length: %d\r\n\r\n" % len(many)
+    coding = b"Transfer-Encoding: chunked\r\n\r\n"
+    nobody = HEAD.replace(b"Bearer", b"Basic")
+    cases = {
+        "length": (HEAD + length + many + AFTER, [413]),
+        "chunked": (HEAD + coding + chunked(many, b"") + AFTER, [413]),
+        "length, no token": (nobody + length + many + AFTER, [401]),
+        "chunked, no token": (nobody + coding + chunked(many, b"") + AFTER, [401]),
+        "a lie": (HEAD + b"Content-Length: 9999999\r\n\r\n" + HIDDEN, [413]),
+        "too short": (HEAD + b"Content-Length: 999999\r\n\r\n" + HIDDEN, [400]),
+        "closed": (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN, [400]),
+    }
+    assert differ(server, cases) == {}
+    assert stored() == []
+
+
+def test_what_is_behind_a_body_is_a_request_of_its_own(server, stored):
+    """Pipelining (RFC 9112 section 9.3.2): the lengths say where one ends, nothing else does."""
+    cases = {
+        "length": (HEAD + b"Content-Length: 2\r\n\r\n{}" + HIDDEN, [400, 200]),
+        "zeros before a length": (HEAD + b"Content-Length: 0002\r\n\r\n{}" + HIDDEN, [400, 200]),
+        "chunked": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN, [400, 200]),
+        "in capitals": (HEAD + b"TRANSFER-ENCODING:\tCHUNKED \r\n\r\n00\r\n\r\n" + HIDDEN,
+                        [400, 200]),
+        "a chunk's extension": (
+            HEAD + b'Transfer-Encoding: chunked\r\n\r\n2;a=b;c="; "\r\n{}\r\n0;d\r\n\r\n' + HIDDEN,
+            [400, 200],
+        ),
+        "a trailer": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: a\r\n\r\n" + HIDDEN,
+                      [400, 200]),
+        "no body": (HEAD + b"\r\n" + HIDDEN, [400, 200]),
+        "a line before": (b"\r\n" + HIDDEN, [200]),
+    }  # fmt: skip
+    assert differ(server, cases) == {}
+    assert stored() == [(666, "smuggled", None)]
+
+
+# what is not clear
+
+HEADERS = {
+    "a length and chunks": (b"Content-Length: 5\r\nTransfer-Encoding: chunked", 400),
+    "chunks and a length": (b"Transfer-Encoding: chunked\r\nContent-Length: 5", 400),
+    "chunks and no length": (b"Transfer-Encoding: chunked\r\nContent-Length: 0", 400),
+    "two lengths": (b"Content-Length: 5\r\nContent-Length: 6", 400),
+    "a length twice": (b"Content-Length: 5\r\nContent-Length: 5", 400),
+    "a length twice, in other case": (b"Content-Length: 5\r\ncontent-length: 5", 400),
+    "a list of lengths": (b"Content-Length: 5, 6", 400),
+    "a list of equal lengths": (b"Content-Length: 5, 5", 400),
+    "+": (b"Content-Length: +5", 400),
+    "-": (b"Content-Length: -5", 400),
+    "-0": (b"Content-Length: -0", 400),
+    "hexadecimal": (b"Content-Length: 0x5", 400),
+    "an underscore": (b"Content-Length: 1_0", 400),
+    "a space in a length": (b"Content-Length: 5 0", 400),
+    "a fraction": (b"Content-Length: 5.0", 400),
+    "an exponent": (b"Content-Length: 5e0", 400),
+    "quotes": (b'Content-Length: "5"', 400),
+    "empty": (b"Content-Length:", 400),
+    "a digit beyond ASCII": (b"Content-Length: \xb2", 400),
+    "digits in UTF-8": ("Content-Length: \uff15".encode(), 400),
+    "a vertical tab": (b"Content-Length: \x0b5", 400),
+    "a huge length": (b"Content-Length: " + b"9" * 5000, 400),
+    "beyond 64 bits": (b"Content-Length: 18446744073709551621", 413),
+    "a length behind a space": (b"Content-Length : 5", 400),
+    "a length behind a tab": (b"Content-Length\t: 5", 400),
+    "a length on the next line": (b"Content-Length:\r\n 5", 400),
+    "folded": (b"X: a\r\n Content-Length: 5", 400),
+    "folded by a tab": (b"X: a\r\n\tTransfer-Encoding: chunked", 400),
+    "chunked twice": (b"Transfer-Encoding: chunked, chunked", 400),
+    "chunked on two lines": (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 400),
+    "chunked is not the last": (b"Transfer-Encoding: chunked, identity", 400),
+    "gzip is the last": (b"Transfer-Encoding: chunked, gzip", 400),
+    "gzip alone": (b"Transfer-Encoding: gzip", 400),
+    "identity alone": (b"Transfer-Encoding: identity", 400),
+    "identity and a length": (b"Transfer-Encoding: identity\r\nContent-Length: 5", 400),
+    "xchunked": (b"Transfer-Encoding: xchunked", 501),
+    "xchunked and a length": (b"Transfer-Encoding: xchunked\r\nContent-Length: 5", 501),
+    "chunked, and more": (b"Transfer-Encoding: chunked;q=1", 501),
+    "chunked, and a word": (b"Transfer-Encoding: chunked x", 501),
+    "chunked, and nothing": (b"Transfer-Encoding: chunked,", 501),
+    "nothing": (b"Transfer-Encoding:", 501),
+    "in quotes": (b'Transfer-Encoding: "chunked"', 501),
+    "a vertical tab before chunked": (b"Transfer-Encoding: \x0bchunked", 400),
+    "NUL behind chunked": (b"Transfer-Encoding: chunked\x00", 400),
+    "another space behind chunked": (b"Transfer-Encoding: chunked\xa0", 501),
+    "chunked behind a space": (b"Transfer-Encoding : chunked", 400),
+    "chunked behind a tab": (b"Transfer-Encoding\t: chunked", 400),
+    "chunked on the next line": (b"Transfer-Encoding:\r\n chunked", 400),
+    "a bare LF": (b"X: a\nTransfer-Encoding: chunked", 400),
+    "a bare CR": (b"X: a\rTransfer-Encoding: chunked", 400),
+    "a bare CR at the end": (b"Transfer-Encoding: chunked\r", 400),
+    "NUL in a name": (b"Transfer\x00-Encoding: chunked", 400),
+    "NUL in a value": (b"X: \x00", 400),
+    "DEL in a value": (b"X: \x7f", 400),
+    "no name": (b": chunked", 400),
+    "no colon": (b"Transfer-Encoding chunked", 400),
+    "a name beyond ASCII": (b"Transfer-Encod\xefng: chunked", 400),
+    "two hosts": (b"Host: other", 400),
+    "two types": (b"Content-Type: text/plain", 400),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+def test_headers_that_are_not_clear_are_refused(server, stored, version):
+    """One Error, and nothing that follows is read as a request."""
+    head = HEAD.replace(b"HTTP/1.1", version)
+    rest = b"\r\n\r\n0\r\n\r\n" + HIDDEN
+    cases = {name: (head + line + rest, [status]) for name, (line, status) in HEADERS.items()}
+    assert differ(server, cases) == {}
+    assert stored() == []
+
+
+HEADS = {
+    "chunks in HTTP/1.0": HEAD.replace(b"/1.1", b"/1.0") + b"Transfer-Encoding: chunked\r\n\r\n",
+    "lines that end with LF": HEAD.replace(b"\r\n", b"\n") + b"Content-Length: 5\n\n",
+    "a line that ends with LF": HEAD.replace(b"\r\n", b"\n", 1) + b"Content-Length: 5\r\n\r\n",
+    "lines that end with CR": HEAD.replace(b"\r\n", b"\r") + b"Content-Length: 5\r\r",
+    "a space before the first name": HEAD.replace(b"Host", b" Host") + b"\r\n",
+    "NUL in the target": HEAD.replace(b"/plants", b"/plants\x00") + b"\r\n",
+    "a tab in the first line": HEAD.replace(b" /plants", b"\t/plants") + b"\r\n",
+    "two spaces in the first line": HEAD.replace(b" /plants", b"  /plants") + b"\r\n",
+    "a space behind the version": HEAD.replace(b"/1.1", b"/1.1 ") + b"\r\n",
+    "a space before the method": b" " + HEAD + b"\r\n",
+    "no version": b"POST /plants\r\n\r\n",
+    "two lines before": b"\r\n\r\n" + HEAD + b"\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "who a proxy says one is": b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n",
+}
+
+
+def test_heads_that_are_not_clear_are_refused(server, stored):
+    """The same for what comes before the headers, and for line ends."""
+    cases = {name: (head + b"0\r\n\r\n" + HIDDEN, [400]) for name, head in HEADS.items()}
+    assert differ(server, cases) == {}
+    assert stored() == []
+
+
+CHUNKS = {
+    "no number": b"zz\r\n",
+    "empty": b"\r\n\r\n",
+    "+": b"+2\r\n{}\r\n0\r\n\r\n",
+    "-": b"-1\r\n",
+    "0x": b"0x2\r\n{}\r\n0\r\n\r\n",
+    "_": b"0_2\r\n{}\r\n0\r\n\r\n",
+    "a space before": b" 2\r\n{}\r\n0\r\n\r\n",
+    "a space behind": b"2 \r\n{}\r\n0\r\n\r\n",
+    "NUL": b"2\x00\r\n{}\r\n0\r\n\r\n",
+    "a digit beyond ASCII": "\uff12\r\n{}\r\n0\r\n\r\n".encode(),
+    "NUL in an extension": b"2;\x00\r\n{}\r\n0\r\n\r\n",
+    "an extension that is none": b"2;;a\r\n{}\r\n0\r\n\r\n",
+    "an extension with LF": b"2;a\n{}\r\n0\r\n\r\n",
+    "an extension with CR": b"2;a\r{}\r\n0\r\n\r\n",
+    "lines that end with LF": b"2\n{}\n0\n\n",
+    "a size that ends with LF": b"2\n{}\r\n0\r\n\r\n",
+    "data that ends with LF": b"2\r\n{}\n0\r\n\r\n",
+    "data that ends with CR": b"2\r\n{}\r0\r\n\r\n",
+    "data without an end": b"2\r\n{}0\r\n\r\n",
+    "more data than announced": b"2\r\n{}xx",
+    "less data than announced": b"5\r\n{}\r\n0\r\n\r\n",
+    "beyond 64 bits": b"10000000000000002\r\n{}\r\n0\r\n\r\n",
+    "a huge size": b"f" * 5000 + b"\r\n",
+    "a size without an end": b"0" * 10_000,
+    "an extension without an end": b"2;" + b"a" * 10_000,
+    "a trailer without a colon": b"0\r\nbroken trailer\r\n\r\n",
+    "a trailer that ends with LF": b"0\r\nX: a\n\r\n",
+    "a folded trailer": b"0\r\nX: a\r\n b\r\n\r\n",
+    "NUL in a trailer": b"0\r\nX: \x00\r\n\r\n",
+    "a length in a trailer": b"0\r\nContent-Length: 5\r\n\r\n",
+    "chunked in a trailer": b"0\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a token in a trailer": b"0\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n",
+    "a host in a trailer": b"0\r\nHost: x\r\n\r\n",
+    "too many trailers": b"0\r\n" + b"X: a\r\n" * 200 + b"\r\n",
+}
+
+
+def test_chunks_that_are_not_clear_are_refused(server, stored):
+    """Also where what came before the fault was a whole plant; a 401 stays the only answer."""
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    nobody = head.replace(b"Bearer", b"Basic")
+    for start, status in ((head + chunked(PLANT), 400), (nobody, 401)):
+        cases = {name: (start + rest + HIDDEN, [status]) for name, rest in CHUNKS.items()}
+        assert differ(server, cases) == {}
+    assert stored() == []
+
+
+def test_a_token_in_a_trailer_lets_nobody_in(server, stored):
+    """Also none that a proxy would have to merge into the headers."""
+    head = HEAD.replace(b"Authorization", b"X") + b"Transfer-Encoding: chunked\r\n\r\n"
+    trailer = CHUNKS["a token in a trailer"]
+    assert exchange(server, head + chunked(EVIL) + trailer) == [401]
+    assert stored() == []
+
+
+# targets and methods
+
+TARGETS = {
+    b"/plants": 200,
+    b"/plants?x": 200,
+    b"/plants?/healthz": 200,
+    b"/%70lants": 200,  # an unreserved character is the same in both ways (RFC 3986, 6.2.2.2)
+    b"http://localhost/plants": 200,  # RFC 9112 section 3.2.2
+    b"http://elsewhere.example/plants?x": 200,
+    b"//plants": 404,
+    b"//localhost/plants": 404,
+    b"/plants/": 404,
+    b"/plants//": 404,
+    b"/plants;x": 404,
+    b"/plants%00": 404,
+    b"/plants%ff": 404,
+    b"/pl%ffants": 404,
+    b"/%c0%afplants": 404,
+    b"/plants%2f": 404,
+    b"/plants%3fx": 404,
+    b"/plants%20": 404,
+    b"/plants%0d%0aX:%20a": 404,
+    b"/%2570lants": 404,
+    b"/%plants": 404,
+    b"/./plants": 404,
+    b"/healthz/../plants": 404,
+    b"/healthz/%2e%2e/plants": 404,
+    b"/PLANTS": 404,
+    b"/plants\\": 404,
+    b"http://localhost": 405,  # the path is /
+    b"plants": 400,
+    b"*": 400,
+    b"localhost:80": 400,
+    b"http://[/plants": 400,
+    b"/pl\xc3\xa4nts": 400,
+}
+
+
+def test_only_the_target_of_the_plants_stores_one(server, stored):
+    """What looks like it is not found, and nothing of the sort is a failure."""
+    length = b"Content-Length: %d\r\n\r\n" % len(PLANT)
+    cases = {
+        target.decode(): (HEAD.replace(b"/plants", target) + length + PLANT, [status])
+        for target, status in TARGETS.items()
+    }
+    assert differ(server, cases) == {}
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
+def test_no_header_or_query_makes_of_a_method_another(server, stored):
+    """As frameworks have it for forms."""
+    for line in (b"X-HTTP-Method-Override", b"X-HTTP-Method", b"X-Method-Override", b"_method"):
+        head = HEAD.replace(b"POST /plants", b"GET /plants?_method=POST") + line + b": POST\r\n"
+        assert exchange(server, head + b"Content-Length: %d\r\n\r\n" % len(PLANT) + PLANT) == [405]
+    assert stored() == []
