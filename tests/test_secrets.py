@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from app import BODY_LIMIT
-from tests.server import Server, receive
-from tests.test_server import answers, settings_with
+from tests.server import Server, receive, settings_with
+from tests.test_server import answers
 
 GOOD, BAD = "canary-good-0123456789", "canary-bad-0123456789"
 PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}
@@ -94,7 +94,7 @@ def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(
     serve, tmp_path, refuse_inserts, taken_away
 ):
     """At the level debug too, where gunicorn says more; and only an Error quotes what is wrong."""
-    settings = settings_with(tmp_path, "REQUEST_LIMIT", 1.0)
+    settings = settings_with(tmp_path, REQUEST_LIMIT=1.0)
     server = serve(settings, "--log-level=debug", PLANTS_TOKENS=f"{GOOD},{GOOD}-2")
     server.may_fail = True  # a bug is logged with a traceback
     assert server.port

@@ -113,12 +113,12 @@ def test_two_hundred_hogs_of_each_kind_keep_nobody_out(serve, connect):
 def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect, tmp_path, kind):
     """Though each might wait for longer than the test does, those that wait longest make room."""
     limits = {"REQUEST_LIMIT": FOR_EVER, "LINGER_LIMIT": FOR_EVER, "keepalive": FOR_EVER}
-    server = serve(settings_with(tmp_path, 0.1, **limits), "--worker-connections=50")
+    server = serve(settings_with(tmp_path, 0.001, **limits), "--worker-connections=50")
     data, *_ = HOGS.get(kind, [GET + b"\r\n" if kind == "idle" else b""])
     for _ in range(150):
         connect(server, data)
-    if kind == "nothing for long":
-        time.sleep(1)  # longer than a thread waits for the first byte
+        if kind == "nothing for long":
+            time.sleep(0.01)  # longer than a thread waits for the first byte
     for number in range(50):
         assert server.post({"id": number, "name": "n"})[0] == 200
 
