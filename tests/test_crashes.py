@@ -219,3 +219,25 @@ def test_a_plant_whose_sync_failed_is_written_again(
     in_vain, again = trace.answers("in-vain", 503)[-1], trace.answers("again", 200)[0]
     anew = [each for each in trace.writes("name of the plant") if each.begin > in_vain.end]
     assert trace.has_sync(anew[0].end, again.begin)
+
+
+def test_a_plant_that_was_never_synced_is_not_answered_for(
+    serve: Callable[..., Server],
+    failing_sync: dict[str, str],
+    stored: Callable[[], list[tuple[int, str, str | None]]],
+) -> None:
+    """Workers that come after those that wrote it find it, but can't tell that it stays."""
+    plant = {"id": 7, "name": "Monstera"}
+    server = serve(**failing_sync)
+    assert server.post({"id": 1, "name": "one"})[0] == 200
+    Path(failing_sync["SYNC_FAILS"]).touch()
+    assert server.post(plant)[0] == 503
+    before = server.workers()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert server.workers(besides=before)
+    assert stored() == [(1, "one", None), (7, "Monstera", None)]
+    for _ in range(8):  # so that either worker is asked
+        assert server.post(plant)[0] == 503
+    Path(failing_sync["SYNC_FAILS"]).unlink()
+    assert server.post(plant)[0] == 200

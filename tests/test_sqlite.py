@@ -187,6 +187,26 @@ def test_what_cannot_be_written_is_refused(open_folder, read_only):
     run_as_nobody(check)
 
 
+def test_a_folder_that_becomes_read_only_loses_nothing(open_folder):
+    """The files are there and can be written; what can't be made any more is not needed."""
+    folder = open_folder / "own"
+    database = folder / "plants.db"
+
+    def work() -> None:
+        folder.mkdir()
+        storage = open_storage(database)
+        storage.check_start()
+        folder.chmod(0o555)
+        for number, opened in enumerate([storage, open_storage(database)]):
+            opened.add(Plant(number, "n"))
+            opened.check()
+        os._exit(0)
+
+    run_as_nobody(work)
+    folder.chmod(0o777)
+    assert list(open_storage(database).rows()) == [Plant(0, "n"), Plant(1, "n")]
+
+
 def test_a_locked_file_is_no_reason_not_to_start(storage, database):
     """It is "not now": the start goes on, requests are told so, and later they are served."""
     storage.check_start()
