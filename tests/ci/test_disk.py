@@ -55,7 +55,7 @@ class Disk:
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
-        """Fill it to the last byte for a while."""
+        """Leave no room on it for a while."""
         ballast = self.root / "ballast"
         with ballast.open("wb", buffering=0) as file:
             for size in (2**20, 2**10, 1):
@@ -92,10 +92,15 @@ def acknowledged_before_a_power_cut(
         acknowledged = set(writers.acknowledged.copy().items())
         disk.cut_power()
     assert server.request("GET", "/healthz")[0] == 503
+    reboot(server, disk)
+    return acknowledged
+
+
+def reboot(server: Server, disk: Disk) -> None:
+    """End what runs, and mount the disk anew."""
     server.kill()
     disk.unmount()
     disk.mount()
-    return acknowledged
 
 
 def test_every_acknowledged_plant_survives_a_power_cut(
@@ -156,9 +161,7 @@ def test_a_plant_that_a_killed_worker_left_unsynced_survives_a_power_cut(
     assert server.workers(1, besides=before)
     assert server.post(plant)[0] == 200
     disk.cut_power()
-    server.kill()
-    disk.unmount()
-    disk.mount()
+    reboot(server, disk)
     assert stored() == [(1, "one", None), (7, "Monstera", None)]
 
 
