@@ -553,9 +553,13 @@ class SQLiteEngine(Engine):
         if pragma("journal_mode = WAL") != "wal":
             raise StartRefused(f"{self._path}: its file system can't do SQLite's WAL mode")
         # What a killed process wrote but had not synced yet is read back as if it were stored, and
-        # would be answered for: a checkpoint syncs it.
-        if pragma("wal_checkpoint"):
+        # would be answered for: a checkpoint syncs it. If that process could not sync it, the disk
+        # may lack it nevertheless; a write after the checkpoint begins a WAL that does without it.
+        busy, frames, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
+        if busy:
             raise Unavailable(f"{self._path}: another program is at work on it")
+        if frames:
+            connection.execute(f"PRAGMA user_version = {self.VERSION}")
 
     def _inode(self, suffix: str) -> str:
         """What the name of the file, or of one beside it, leads to."""

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import shutil
+import socket
 import sqlite3
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,12 +21,33 @@ from tests.postgresql import PostgreSQL, program
 from tests.server import PATIENCE, ROOT, TOKEN, Server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of pytest's command line."""
+    parser.addoption(
+        "--crash-rounds",
+        type=int,
+        default=20,
+        metavar="N",
+        help="how often tests/test_crashes.py kills the service or a worker (default: 20)",
+    )
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out, once for each reason."""
+    """Say what was measured, and what was left out, once for each reason."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, figures in report.user_properties:
+            terminalreporter.write_line(f"{name}: {figures}")
     reports = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.items():
         terminalreporter.write_line(f"left out {count} tests: {reason}")
+
+
+def require_programs(*names: str) -> None:
+    """Skip the test where one of them is not installed."""
+    for name in names:
+        if not shutil.which(name):
+            pytest.skip(f"{name} is not installed")
 
 
 @contextlib.contextmanager
@@ -116,12 +140,30 @@ def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
     """Starts gunicorn as the README does, on a free port and with a database of its own."""
     servers = []
 
-    def start(*arguments: str, command: list[str] | None = None, **environment: str) -> Server:
+    def start(
+        *arguments: str,
+        command: list[str] | None = None,
+        listener: socket.socket | None = None,
+        **environment: str,
+    ) -> Server:
         settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": url, **environment}
-        servers.append(Server(ROOT, tmp_path, arguments, command, settings))
+        servers.append(Server(ROOT, tmp_path, arguments, command, settings, listener))
         return servers[-1]
 
     yield start
     for server in servers:
         server.kill()
         assert server.may_fail or "Traceback" not in server.err, server.err
+
+
+@pytest.fixture
+def failing_sync(tmp_path: Path) -> dict[str, str]:
+    """The environment in which a sync fails, or kills, while one of two files is there."""
+    require_programs("cc")
+    library, source = tmp_path / "failing_sync.so", Path(__file__).with_name("failing_sync.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return {
+        "LD_PRELOAD": str(library),
+        "SYNC_FAILS": str(tmp_path / "sync-fails"),
+        "SYNC_KILLS": str(tmp_path / "sync-kills"),
+    }

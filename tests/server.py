@@ -47,12 +47,16 @@ class Server:
         arguments: Sequence[str],
         command: list[str] | None,
         environment: Mapping[str, str],
+        listener: socket.socket | None = None,
     ) -> None:
+        """A `listener` is there before it and after it, so that no client is ever turned away."""
         kept = {k: v for k, v in os.environ.items() if k not in ("PORT", "WEB_CONCURRENCY")}
         self.may_fail = False  # whether a traceback is what the test is about
         number = len(list(folder.glob("server*.out")))
         self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]
-        bind = [] if command else ["--bind", "127.0.0.1:0"]
+        descriptors = [listener.fileno()] if listener else []
+        address = f"fd://{listener.fileno()}" if listener else "127.0.0.1:0"
+        bind = [] if command else ["--bind", address]
         with self.files[0].open("w") as out, self.files[1].open("w") as err:
             self.process = subprocess.Popen(
                 [*(command or [GUNICORN]), *bind, *arguments],
@@ -60,6 +64,7 @@ class Server:
                 env={k: v for k, v in {**kept, **environment}.items() if v is not None},
                 stdout=out,
                 stderr=err,
+                pass_fds=descriptors,
                 start_new_session=True,
             )
 
@@ -142,7 +147,8 @@ class Writers:
 
     def __init__(self, port: int, first: int = 0, count: int = 8) -> None:
         """`first` is the lowest id, `count` the number of clients."""
-        self.acknowledged: dict[int, str] = {}  # names by id
+        self.sent: dict[int, str] = {}  # names by id
+        self.acknowledged: dict[int, str] = {}  # those of them that were answered with 200
         self.answers: Counter[int] = Counter()  # by status
         self.failures: Counter[type[Exception]] = Counter()  # of connections
         self._numbers = itertools.count(first)
@@ -167,24 +173,48 @@ class Writers:
 
     def _write(self) -> None:
         client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
-        for number in self._numbers:
-            name = f"{random.random()}"
-            while not self._end.is_set() and number not in self.acknowledged:
-                try:
-                    body = json.dumps({"id": number, "name": name})
-                    client.request("POST", "/plants", body, HEADERS)
-                    answer = client.getresponse()
-                    answer.read()
-                except (OSError, http.client.HTTPException) as error:
-                    self.failures[type(error)] += 1
-                    client.close()
-                    time.sleep(0.01)
-                else:
-                    self.answers[answer.status] += 1
-                    if answer.status == 200:
+        with contextlib.closing(client):
+            for number in self._numbers:
+                name = self.sent[number] = f"{random.random()}"
+                while number not in self.acknowledged:
+                    if self._end.is_set():
+                        return
+                    if self.post(client, {"id": number, "name": name}) == 200:
                         self.acknowledged[number] = name
-            if self._end.is_set():
-                return client.close()
+                self.afterwards(client, number)
+
+    def post(self, client: http.client.HTTPConnection, plant: Mapping[str, Any]) -> int:
+        """Post a plant; return the status of the answer, or 0 if there was none."""
+        headers = {**HEADERS, "X-Request-ID": f"{plant['id']}"}
+        try:
+            client.request("POST", "/plants", json.dumps(plant), headers)
+            answer = client.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.failures[type(error)] += 1
+            client.close()
+            time.sleep(0.01)
+            return 0
+        self.answers[answer.status] += 1
+        return answer.status
+
+    def afterwards(self, client: http.client.HTTPConnection, number: int) -> None:
+        """What a client does after each plant of its own."""
+
+
+def copy_service(folder: Path) -> list[str]:
+    """Copy the service into a new folder; return the options that let gunicorn run the copy."""
+    folder.mkdir()
+    for name in ("app.py", "storage.py", "schemas", "static", "gunicorn.conf.py"):
+        subprocess.run(["cp", "-r", ROOT / name, folder], check=True)
+    return [f"--chdir={folder}", f"--config={folder}/gunicorn.conf.py"]
+
+
+def change(file: Path, old: str, new: str) -> None:
+    """Replace what stands once in a file."""
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
 
 
 def settings_with(folder: Path, data_timeout: float = 5.0, **limits: float) -> str:

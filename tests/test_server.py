@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import random
 import re
-import shutil
 import signal
 import socket
 import sqlite3
@@ -20,13 +18,16 @@ import pytest
 from app import BODY_LIMIT
 from schemas import VALIDATORS
 from storage import Storage
-from tests.conftest import ROOT
+from tests.conftest import require_programs
 from tests.server import (
     GUNICORN,
     PATIENCE,
+    ROOT,
     TOKEN,
     Server,
     Writers,
+    change,
+    copy_service,
     is_alive,
     receive,
     settings_with,
@@ -100,28 +101,10 @@ def test_the_curl_line_for_a_socket_works_too(serve, tmp_path, stored):
 
 
 def run_printed_curl(server: Server) -> None:
-    if not shutil.which("curl"):
-        pytest.skip("curl is not installed")
+    require_programs("curl")
     curl = wait_until(lambda: re.search(r"\ncurl .*\n.*\n.*}'\n", server.err))[0]
     answer = subprocess.run(["sh", "-c", curl], capture_output=True, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}'
-
-
-def test_every_acknowledged_plant_survives_kill_minus_9_under_load(serve, stored, database):
-    """One worker or all processes are killed again and again while many clients post."""
-    chance = random.Random(7)
-    acknowledged: dict[int, str] = {}
-    for number in range(3):
-        server = serve()
-        with Writers(server.port, first=number * 10**6) as writers:
-            assert writers.goes_on(chance.randrange(100, 300))
-            os.kill(chance.choice(server.workers()), signal.SIGKILL)
-            assert writers.goes_on(chance.randrange(100, 300))
-            server.kill()
-        acknowledged |= writers.acknowledged
-        assert acknowledged.items() <= {(number, name) for number, name, _ in stored()}
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_workers_share_the_tokens(serve, stored):
@@ -217,21 +200,13 @@ def test_the_end_does_not_wait_for_idle_clients(serve, tmp_path, number, limit):
 def test_sighup_takes_changed_code_and_keeps_the_token(serve, tmp_path):
     """New workers run the code as it is now; a token that was made at start stays good."""
     copy = tmp_path / "copy"
-    copy.mkdir()
-    for name in ("app.py", "storage.py", "schemas", "static", "gunicorn.conf.py"):
-        subprocess.run(["cp", "-r", ROOT / name, copy], check=True)
-    server = serve(
-        f"--chdir={copy}",
-        f"--config={copy}/gunicorn.conf.py",
-        PLANTS_TOKENS=None,
-        PYTHONDONTWRITEBYTECODE="1",
-    )
+    options = copy_service(copy)
+    server = serve(*options, PLANTS_TOKENS=None, PYTHONDONTWRITEBYTECODE="1")
     token = printed_token(server)
     assert server.request("GET", "/healthz")[2] == {"status": "ok"}
     assert server.post(MONSTERA, token)[0] == 200
     before = server.workers()
-    code = (copy / "app.py").read_text()
-    (copy / "app.py").write_text(code.replace('"status": "ok"', '"status": "changed"'))
+    change(copy / "app.py", '"status": "ok"', '"status": "changed"')
     server.signal(signal.SIGHUP)
     assert server.workers(besides=before)
     wait_until(lambda: not any(map(is_alive, before)))

@@ -187,6 +187,26 @@ def test_what_cannot_be_written_is_refused(open_folder, read_only):
     run_as_nobody(check)
 
 
+def test_a_folder_that_becomes_read_only_loses_nothing(open_folder):
+    """The files are there and can be written; what can't be made any more is not needed."""
+    folder = open_folder / "own"
+    database = folder / "plants.db"
+
+    def work() -> None:
+        folder.mkdir()
+        storage = open_storage(database)
+        storage.check_start()
+        folder.chmod(0o555)
+        for number, opened in enumerate([storage, open_storage(database)]):
+            opened.add(Plant(number, "n"))
+            opened.check()
+        os._exit(0)
+
+    run_as_nobody(work)
+    folder.chmod(0o777)
+    assert list(open_storage(database).rows()) == [Plant(0, "n"), Plant(1, "n")]
+
+
 def test_a_locked_file_is_no_reason_not_to_start(storage, database):
     """It is "not now": the start goes on, requests are told so, and later they are served."""
     storage.check_start()
@@ -256,24 +276,50 @@ def test_who_is_told_that_a_plant_is_there_already_can_rely_on_it(storage, datab
     storage.add(Plant(1, "one"))
     storage.close()
 
-    def write_and_die() -> None:
-        connection = sqlite3.connect(database, isolation_level=None)
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("INSERT INTO plants VALUES (2, 'two', NULL)")
-        os._exit(0)
-
     def ids_in_the_main_file() -> list[int]:
         copy = tmp_path / "copy.db"  # by another process: one's own would undo SQLite's locks
         subprocess.run(["cp", database, copy], check=True)
         with contextlib.closing(sqlite3.connect(copy)) as connection:
             return [row[0] for row in connection.execute("SELECT id FROM plants")]
 
-    process = FORK.Process(target=write_and_die)
-    process.start()
-    process.join(PATIENCE)
+    write_and_die(database, Plant(2, "two"))
     assert ids_in_the_main_file() == [1]
     storage.add(Plant(2, "two"))
     assert ids_in_the_main_file() == [1, 2]
+
+
+def test_a_plant_does_not_depend_on_a_wal_whose_sync_failed(storage, database, tmp_path):
+    """A sync that failed can leave in memory what never comes to the disk, and yet is read back.
+
+    Here the disk has, of the WAL that a killed process left, only what was there before. A power
+    cut later that is played into the file, unless another WAL has taken its place.
+    """
+    storage.close()
+    write_and_die(database, Plant(1, "one"))
+    on_the_disk = Path(f"{database}-wal").read_bytes()
+    write_and_die(database, Plant(2, "two"))
+    storage.add(Plant(2, "two"))
+    after = tmp_path / "after.db"
+    subprocess.run(["cp", database, after], check=True)
+    wal = Path(f"{database}-wal").read_bytes()
+    Path(f"{after}-wal").write_bytes(on_the_disk if wal.startswith(on_the_disk) else wal)
+    with contextlib.closing(sqlite3.connect(after)) as connection:
+        assert connection.execute("SELECT id FROM plants").fetchall() == [(1,), (2,)]
+
+
+def write_and_die(database: Path, plant: Plant) -> None:
+    """Store a plant as a process does that is killed between the write and its sync."""
+
+    def work() -> None:
+        connection = sqlite3.connect(database, isolation_level=None)
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("INSERT INTO plants VALUES (?, ?, ?)", plant)
+        os._exit(0)
+
+    process = FORK.Process(target=work)
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == 0
 
 
 # the turn

@@ -1,11 +1,13 @@
 """What stops the start: one clear line, a status that is not 0, no worker that fails for ever."""
 
+import contextlib
 import re
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from storage import SQLiteEngine
 from tests.server import TOKEN
 
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
@@ -57,16 +59,29 @@ def test_preloading_stops_the_start(serve):
     assert "--preload is not possible" in server.err
 
 
-def test_another_programs_file_stops_the_start(serve, database):
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [
+        ("CREATE TABLE diary (entry)", " is another program's; name another in DATABASE_URL"),
+        (
+            f"PRAGMA application_id = {SQLiteEngine.APPLICATION_ID}; PRAGMA user_version = 2",
+            " is of a newer version of this service; run that",
+        ),
+        ("", ": file is not a database; mend it, move it or name another in DATABASE_URL"),
+    ],
+    ids=["another program's", "a newer version's", "no database"],
+)
+def test_a_file_that_cannot_be_used_stops_the_start(serve, database, statements, words):
     """It is named, and stays as it is."""
-    connection = sqlite3.connect(database)
-    connection.execute("CREATE TABLE diary (entry)")
-    connection.close()
+    if statements:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.executescript(statements)
+    else:
+        database.write_bytes(b"Dear diary, " * 1000)
     before = database.read_bytes()
     server = serve()
     assert server.wait() != 0
-    said = LOG_LINE.sub("", server.err).strip()
-    assert said == f"{database} is another program's; name another in DATABASE_URL"
+    assert LOG_LINE.sub("", server.err).strip() == f"{database}{words}"
     assert database.read_bytes() == before
 
 

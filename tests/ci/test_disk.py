@@ -1,0 +1,190 @@
+"""What a power cut or a full disk does to the SQLite file: on a file system that is there for that.
+
+It takes root, to mount one.
+"""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require_programs
+from tests.server import Server, Writers, change, copy_service, wait_until
+
+Rows = list[tuple[int, str, str | None]]
+EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h in Linux
+NO_LOG_FLUSH = struct.pack("I", 2)
+
+
+class Disk:
+    """An ext4 file system in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "disk"
+        self.root.mkdir()
+        self._image = folder / "image"
+        with self._image.open("wb") as image:
+            image.truncate(2**25)
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", self._image], check=True)
+        self.mount()
+
+    def mount(self) -> None:
+        """Mount it; the file system replays its journal, as after any crash."""
+        subprocess.run(["mount", "-o", "loop", self._image, self.root], check=True)
+
+    def unmount(self) -> None:
+        """Unmount it, when the last of the killed processes has gone; frees the loop device."""
+        wait_until(lambda: subprocess.run(["umount", self.root]).returncode == 0)
+
+    def remove(self) -> None:
+        """Unmount it, whoever uses it."""
+        if os.path.ismount(self.root):
+            subprocess.run(["umount", "--lazy", self.root], check=True)
+
+    def cut_power(self) -> None:
+        """Let nothing more come to the disk: what was not synced is not there after a mount."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH)
+        os.close(descriptor)
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Leave no room on it for a while."""
+        ballast = self.root / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            for size in (2**20, 2**10, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(size)) == size:
+                        pass
+        yield
+        ballast.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """A disk of 32 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a disk")
+    require_programs("mkfs.ext4", "mount", "umount")
+    disk = Disk(tmp_path)
+    yield disk
+    disk.remove()
+
+
+@pytest.fixture
+def database(disk: Disk) -> Path:
+    """The SQLite file, on that disk."""
+    return disk.root / "plants.db"
+
+
+def acknowledged_before_a_power_cut(
+    server: Server, disk: Disk, count: int, first: int = 0
+) -> set[tuple[int, str]]:
+    """Cut the power after `count` plants; return all that had been answered with 200 by then."""
+    with Writers(server.port, first) as writers:
+        assert writers.goes_on(count)
+        acknowledged = set(writers.acknowledged.copy().items())
+        disk.cut_power()
+    assert server.request("GET", "/healthz")[0] == 503
+    reboot(server, disk)
+    return acknowledged
+
+
+def reboot(server: Server, disk: Disk) -> None:
+    """End what runs, and mount the disk anew."""
+    server.kill()
+    disk.unmount()
+    disk.mount()
+
+
+def test_every_acknowledged_plant_survives_a_power_cut(
+    serve: Callable[..., Server],
+    stored: Callable[[], Rows],
+    disk: Disk,
+    database: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Several, one after another, and each time the service goes on with the file as it is."""
+    acknowledged: set[tuple[int, str]] = set()
+    counts = (100, 1000, 5000)  # within the first checkpoint of the WAL, and beyond it
+    for number, count in enumerate(counts):
+        acknowledged |= acknowledged_before_a_power_cut(serve(), disk, count, first=number * 10**6)
+        lost = acknowledged - {(number, name) for number, name, _ in stored()}
+        assert lost == set()
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    record_property(
+        f"{len(counts)} power cuts", f"{len(acknowledged)} plants acknowledged, {len(lost)} lost"
+    )
+
+
+def test_a_power_cut_takes_what_was_not_synced(
+    serve: Callable[..., Server],
+    stored: Callable[[], Rows],
+    disk: Disk,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Or the tests here would prove nothing: a service that syncs less does lose plants."""
+    options = copy_service(tmp_path / "copy")
+    change(tmp_path / "copy" / "storage.py", "PRAGMA synchronous = FULL", "PRAGMA synchronous = 1")
+    acknowledged = acknowledged_before_a_power_cut(serve(*options), disk, 300)
+    lost = acknowledged - {(number, name) for number, name, _ in stored()}
+    assert lost != set()
+    record_property(
+        "a power cut with synchronous=NORMAL",
+        f"{len(acknowledged)} plants acknowledged, {len(lost)} lost",
+    )
+
+
+def test_a_plant_that_a_killed_worker_left_unsynced_survives_a_power_cut(
+    serve: Callable[..., Server],
+    stored: Callable[[], Rows],
+    disk: Disk,
+    failing_sync: dict[str, str],
+) -> None:
+    """A worker dies between write and sync; to the next one the plant looks stored already."""
+    server = serve(WEB_CONCURRENCY="1", **failing_sync)
+    plant, killing = {"id": 7, "name": "Monstera"}, Path(failing_sync["SYNC_KILLS"])
+    assert server.post({"id": 1, "name": "one"})[0] == 200
+    before = server.workers(1)
+    killing.touch()
+    with pytest.raises(OSError):
+        server.post(plant)
+    killing.unlink()
+    assert server.workers(1, besides=before)
+    assert server.post(plant)[0] == 200
+    disk.cut_power()
+    reboot(server, disk)
+    assert stored() == [(1, "one", None), (7, "Monstera", None)]
+
+
+def test_a_full_disk_is_a_503_until_there_is_room(
+    serve: Callable[..., Server],
+    stored: Callable[[], Rows],
+    disk: Disk,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Nothing that was acknowledged is lost, and nobody restarts the service."""
+    server = serve()
+    with Writers(server.port) as writers:
+        assert writers.goes_on(300)
+        with disk.full():
+            wait_until(lambda: writers.answers[503] > 100)
+            assert server.request("GET", "/healthz")[0] == 503
+        assert writers.goes_on(300)
+    assert server.request("GET", "/healthz")[0] == 200
+    assert writers.answers.keys() == {200, 503}
+    lost = writers.acknowledged.items() - {(number, name) for number, name, _ in stored()}
+    assert lost == set()
+    record_property(
+        "a full disk",
+        f"{writers.answers[503]} answers 503, "
+        f"{len(writers.acknowledged)} plants acknowledged, {len(lost)} lost",
+    )

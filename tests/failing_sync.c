@@ -1,0 +1,22 @@
+/* Lets fsync and fdatasync fail while the file SYNC_FAILS is there, or kill the process that calls
+   them while SYNC_KILLS is: LD_PRELOAD this. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static int is_there(const char *variable) { return access(getenv(variable), F_OK) == 0; }
+
+static int try_to(const char *name, int fd) {
+    if (is_there("SYNC_KILLS")) raise(SIGKILL);
+    if (is_there("SYNC_FAILS")) {
+        errno = EIO;
+        return -1;
+    }
+    return ((int (*)(int))dlsym(RTLD_NEXT, name))(fd);
+}
+
+int fsync(int fd) { return try_to("fsync", fd); }
+int fdatasync(int fd) { return try_to("fdatasync", fd); }
