@@ -40,7 +40,7 @@ LOAD_BATCH = 250  # plants; larger ones are no faster, and keep the service wait
 ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
 LINE_LIMIT = 2**20 + 2**10  # bytes; a dump's line is hardly longer than the request's body was
 # A variable that each sets: Heroku and Dokku, Render, Railway, Fly.io, Google Cloud Run.
-PLATFORMS = ("DYNO", "RENDER", "RAILWAY_ENVIRONMENT", "FLY_APP_NAME", "K_SERVICE")
+PLATFORMS = ("DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SERVICE")
 
 log = logging.getLogger("plants")
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from storage import PLATFORMS, is_thrown_away
+from storage import is_thrown_away
 from tests.conftest import ROOT
+from tests.readme import block
 from tests.server import GUNICORN, PATIENCE, wait_until
 
-CODE = ("app.py", "storage.py", "schemas", "static", "gunicorn.conf.py")
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 
 
@@ -25,10 +25,11 @@ def sqlite_url(database: Path) -> str:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A copy of the code."""
+    """A copy of what README.md's Dockerfile copies."""
     folder = tmp_path / "code"
     folder.mkdir()
-    for name in CODE:
+    copied = re.findall(r"(?m)^COPY (.*) \S+$", block("dockerfile", "FROM"))
+    for name in " ".join(copied).split():
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
     return folder
@@ -63,7 +64,9 @@ def test_that_line_says_if_a_server_was_not_reached(serve, tmp_path):
     assert "canary" not in server.err
 
 
-@pytest.mark.parametrize("variable", PLATFORMS)
+@pytest.mark.parametrize(
+    "variable", ["DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SERVICE"]
+)
 def test_a_start_warns_of_a_disk_that_a_platform_throws_away(serve, sqlite_url, variable, database):
     """It names the file and both ways out."""
     server = serve(DATABASE_URL=sqlite_url, **{variable: "1"})
