@@ -1,17 +1,16 @@
 """What README.md has for copying."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.conftest import ROOT
+
 README = (ROOT / "README.md").read_text("utf-8")
 
 
 def block(language: str, beginning: str) -> str:
-    """The one code block in a language that begins so."""
+    """The first code block in a language that begins so."""
     blocks = re.findall(rf"(?ms)^```{language}\n(.*?)^```$", README)
-    (found,) = [block for block in blocks if block.startswith(beginning)]
-    return found
+    return next(block for block in blocks if block.startswith(beginning))
 
 
 def table(heading: str) -> list[list[str]]:

@@ -3,9 +3,11 @@
 import contextlib
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.readme import block
 from tests.server import GUNICORN, HEADERS, Server, wait_until
+from tests.test_server import run_printed_curl
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 
@@ -107,3 +111,22 @@ def test_caddy_passes_on_requests_and_logs_their_ids(
 
     (line,) = wait_until(logged)
     assert json.loads(line)["request"]["remote_ip"] == "127.0.0.1"
+
+
+def test_the_first_command_of_the_readme_is_all_that_it_takes(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """From a fresh copy, in a folder with a space and without settings, to a plant in its file."""
+    copy = tmp_path / "plant store"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.db*"))
+    kept = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
+    path = f"PATH={sys.base_prefix}/bin:/usr/bin:/bin"
+    clean = ["env", "-i", f"--chdir={copy}", *kept, f"HOME={tmp_path}", path, "sh", "-c"]
+    command = block("sh", "python3 -m venv").strip()
+    assert command.endswith("/gunicorn")
+    subprocess.run([*clean, f"{command} --version"], check=True)  # this may take its time
+    port = free_port()
+    server = serve(command=[*clean, f"export PORT={port}; {command}"])
+    run_printed_curl(server)
+    with contextlib.closing(sqlite3.connect(copy / "plants.db")) as connection:
+        assert connection.execute("SELECT * FROM plants").fetchall() == [(7, "Monstera", "indoor")]
