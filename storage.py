@@ -387,7 +387,7 @@ class Turn:
             if not wait.cancel():
                 wait.add_done_callback(lambda _: self.release(self._waited))
             raise Unavailable(
-                f"other processes keep {self._directory} locked; fuser -v shows which"
+                f"other processes keep {self._directory} busy; fuser -v shows which"
             ) from None
         return self._waited
 
@@ -425,7 +425,8 @@ def is_thrown_away(directory: str) -> bool:
 
     It keeps what is on a volume, which is another device than that of the code or of /tmp.
     """
-    lost = {os.stat(place).st_dev for place in (os.path.dirname(__file__), "/tmp")}
+    places = filter(os.path.exists, (os.path.dirname(__file__), "/tmp"))
+    lost = {os.stat(place).st_dev for place in places}
     return not os.environ.keys().isdisjoint(PLATFORMS) and os.stat(directory).st_dev in lost
 
 
