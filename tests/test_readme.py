@@ -17,8 +17,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from storage import ALL_PLANTS, DEFAULT_URL
-from tests.conftest import ROOT
+from storage import DEFAULT_URL
+from tests.conftest import ROOT, ROWS
 from tests.postgresql import PostgreSQL
 from tests.readme import README, block, table
 from tests.server import GUNICORN, PATIENCE, Server, Writers, wait_until
@@ -112,9 +112,9 @@ def test_a_back_up_has_every_plant_that_was_answered_for(
     assert set(writers.answers) == {200}
     for name in ("elsewhere.db", "copy.db"):
         with contextlib.closing(sqlite3.connect(folder / name)) as connection:
-            assert acknowledged.items() <= names(connection.execute(ALL_PLANTS))
+            assert acknowledged.items() <= names(connection.execute(ROWS))
     with psycopg.connect(elsewhere) as connection:
-        assert acknowledged.items() <= names(connection.execute(ALL_PLANTS))
+        assert acknowledged.items() <= names(connection.execute(ROWS))
     again = serve(DATABASE_URL=f"sqlite:///{folder}/copy.db")
     number, name = next(iter(acknowledged.items()))
     assert again.post({"id": number, "name": name})[0] == 200
