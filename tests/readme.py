@@ -9,8 +9,8 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def block(language: str, beginning: str) -> str:
     """The first code block in a language that begins so."""
-    blocks = re.findall(rf"(?ms)^```{language}\n(.*?)^```$", README)
-    return next(block for block in blocks if block.startswith(beginning))
+    blocks = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", README)
+    return next(text for name, text in blocks if name == language and text.startswith(beginning))
 
 
 def table(heading: str) -> list[list[str]]:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import sqlite3
 from pathlib import Path
@@ -178,3 +179,19 @@ def test_systemd_is_told_when_the_service_is_ready(serve, sqlite_url, tmp_path):
         systemd.settimeout(PATIENCE)
         serve(DATABASE_URL=sqlite_url, NOTIFY_SOCKET=f"{tmp_path}/notify")
         assert systemd.recv(2**16).startswith(b"READY=1")
+
+
+def test_a_request_in_flight_finishes_where_every_process_gets_sigterm(serve, sqlite_url):
+    """As on Heroku; elsewhere it goes to the master alone."""
+    server = serve(DATABASE_URL=sqlite_url)
+    body = json.dumps(MONSTERA).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+    head += f"Host: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+    with server.connect() as connection:
+        connection.sendall(f"POST /plants HTTP/1.1\r\n{head}".encode())
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 100")
+        os.killpg(server.process.pid, signal.SIGTERM)
+        wait_until(lambda: "Handling signal: term" in server.err)
+        connection.sendall(body)
+        assert receive(connection).startswith(b"HTTP/1.1 200")
+    assert server.wait() == 0
