@@ -1,5 +1,6 @@
 """The service where it is deployed: what platforms set, and what operators find in the log."""
 
+import json
 import os
 import re
 import shutil
@@ -13,15 +14,13 @@ import pytest
 from storage import is_thrown_away
 from tests.conftest import ROOT
 from tests.readme import block
-from tests.server import GUNICORN, PATIENCE, wait_until
+from tests.server import GUNICORN, HEADERS, PATIENCE, receive, wait_until
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 
 
-@pytest.fixture
-def sqlite_url(database: Path) -> str:
-    """Where it does not matter which engine."""
-    return f"sqlite:///{database}"
+# Where it does not matter which engine.
+on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -57,6 +56,7 @@ def test_one_line_says_what_was_started_and_where(serve, url, database):
     assert "canary" not in server.err
 
 
+@on_sqlite
 def test_that_line_says_if_a_server_was_not_reached(serve, tmp_path):
     """Nor what the URL says of it, which can be a password in a wrong place."""
     server = serve(DATABASE_URL=f"postgresql://canary:canary@/canary?host={tmp_path}")
@@ -68,9 +68,10 @@ def test_that_line_says_if_a_server_was_not_reached(serve, tmp_path):
 @pytest.mark.parametrize(
     "variable", ["DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SERVICE"]
 )
-def test_a_start_warns_of_a_disk_that_a_platform_throws_away(serve, sqlite_url, variable, database):
+@on_sqlite
+def test_a_start_warns_of_a_disk_that_a_platform_throws_away(serve, variable, database):
     """It names the file and both ways out."""
-    server = serve(DATABASE_URL=sqlite_url, **{variable: "1"})
+    server = serve(**{variable: "1"})
     server.workers()
     (line,) = re.findall(r"\[WARNING\] (.*)\n", server.err)
     assert line.startswith(f"{database} is on a disk that is thrown away")
@@ -92,9 +93,10 @@ def test_a_volume_is_not_thrown_away(monkeypatch, tmp_path):
     assert not is_thrown_away("/dev")
 
 
-def test_the_access_log_has_no_probes_unless_they_fail(serve, sqlite_url, database):
+@on_sqlite
+def test_the_access_log_has_no_probes_unless_they_fail(serve, database):
     """Platforms send one every few seconds."""
-    server = serve(DATABASE_URL=sqlite_url)
+    server = serve()
     for method in ("GET", "HEAD"):
         assert server.request(method, "/healthz")[0] == 200
     assert server.request("POST", "/healthz")[0] == 405
@@ -105,9 +107,10 @@ def test_the_access_log_has_no_probes_unless_they_fail(serve, sqlite_url, databa
     assert logged == [("POST /healthz", "405"), ("GET /healthz", "503")]
 
 
-def test_a_request_id_leads_from_a_503_to_its_reason(serve, sqlite_url, database):
+@on_sqlite
+def test_a_request_id_leads_from_a_503_to_its_reason(serve, database):
     """The id in the answer is in the line of the error log and in that of the access log."""
-    server = serve(DATABASE_URL=sqlite_url)
+    server = serve()
     assert server.post(MONSTERA)[0] == 200
     os.rename(database, f"{database}.away")
     status, headers, _ = server.request("GET", "/healthz")
@@ -117,12 +120,13 @@ def test_a_request_id_leads_from_a_503_to_its_reason(serve, sqlite_url, database
     wait_until(lambda: f"{headers['x-request-id']}\n" in server.out)
 
 
-def test_a_request_id_leads_from_a_500_to_its_traceback(serve, sqlite_url, code):
+@on_sqlite
+def test_a_request_id_leads_from_a_500_to_its_traceback(serve, code):
     """Which is in the lines before the one with the id."""
     app = (code / "app.py").read_text()
     assert '{"status": "ok"}' in app
     (code / "app.py").write_text(app.replace('{"status": "ok"}', '{"status": ok}'))
-    server = serve(f"--chdir={code}", f"--config={code}/gunicorn.conf.py", DATABASE_URL=sqlite_url)
+    server = serve(f"--chdir={code}", f"--config={code}/gunicorn.conf.py")
     server.may_fail = True
     status, headers, _ = server.request("GET", "/healthz")
     assert status == 500
@@ -163,6 +167,7 @@ def test_it_runs_in_the_environment_of_a_platform(serve, url, code, stored):
     assert not (code / "__pycache__").exists()
 
 
+@on_sqlite
 def test_it_takes_the_url_that_a_platform_gives(serve, postgresql):
     """With the short scheme, and parameters for libpq."""
     url = postgresql.new_schema().replace("postgresql://", "postgres://")
@@ -172,18 +177,20 @@ def test_it_takes_the_url_that_a_platform_gives(serve, postgresql):
     assert ("web.1",) in names
 
 
-def test_systemd_is_told_when_the_service_is_ready(serve, sqlite_url, tmp_path):
+@on_sqlite
+def test_systemd_is_told_when_the_service_is_ready(serve, tmp_path):
     """As Type=notify wants it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(f"{tmp_path}/notify")
         systemd.settimeout(PATIENCE)
-        serve(DATABASE_URL=sqlite_url, NOTIFY_SOCKET=f"{tmp_path}/notify")
+        serve(NOTIFY_SOCKET=f"{tmp_path}/notify")
         assert systemd.recv(2**16).startswith(b"READY=1")
 
 
-def test_a_request_in_flight_finishes_where_every_process_gets_sigterm(serve, sqlite_url):
+@on_sqlite
+def test_a_request_in_flight_finishes_where_every_process_gets_sigterm(serve):
     """As on Heroku; elsewhere it goes to the master alone."""
-    server = serve(DATABASE_URL=sqlite_url)
+    server = serve()
     body = json.dumps(MONSTERA).encode()
     head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
     head += f"Host: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
