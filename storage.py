@@ -452,7 +452,7 @@ class SQLiteEngine(Engine):
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
         if sqlite3.sqlite_version_info < (3, 37):
             raise StartRefused(
-                f"SQLite {sqlite3.sqlite_version} is too old: run a Python with 3.37 or newer"
+                f"SQLite {sqlite3.sqlite_version} is too old: run a Python that has 3.37 or newer"
             )
         # SQLite keeps its other files beside what a link leads to, and so do we.
         self._path = os.path.realpath(path)
