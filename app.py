@@ -58,8 +58,8 @@ def get_app() -> WSGIApp:
     return create_app(storage, tokens, origins)
 
 
-def check_start() -> str:
-    """Return what PLANTS_STORAGE has to be for the workers.
+def check_start() -> tuple[str, str]:
+    """Return what PLANTS_STORAGE has to be for the workers, and what the storage is in words.
 
     Raises StartRefused for whatever would keep the service from working.
     """
@@ -67,7 +67,7 @@ def check_start() -> str:
     create_app(storage, tokens, origins)
     identity = storage.check_start()
     storage.close()
-    return identity
+    return identity, storage.describe()
 
 
 def read_environment() -> tuple[Storage, list[str], list[str]]:

@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
+import platform
 import random
 import re
 import secrets
@@ -25,7 +26,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from gunicorn import glogging
+from gunicorn import __version__, glogging
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import errors
 from gunicorn.http.body import ChunkedReader
@@ -53,8 +54,8 @@ def positive(variable: str, default: int, limit: int) -> int:
     return int(value)
 
 
-def check_start(found: "multiprocessing.SimpleQueue[str]") -> None:
-    """Import the application, put the identity of its storage; end the start if it can't work."""
+def check_start(found: "multiprocessing.SimpleQueue[tuple[str, str]]") -> None:
+    """Import the application, put what it says of its storage; end the start if it can't work."""
     import app
     from storage import StartRefused
 
@@ -70,7 +71,7 @@ def on_starting(server: Arbiter) -> None:
     In a process of its own, as what this one has imported SIGHUP could not replace.
     """
     if server.cfg.preload_app:
-        sys.exit("--preload is not possible: the threads of the application end at the fork")
+        sys.exit("--preload is not possible, leave it out: the application's threads end at a fork")
     os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
     processes = multiprocessing.get_context("fork")
     found = processes.SimpleQueue()
@@ -79,11 +80,16 @@ def on_starting(server: Arbiter) -> None:
     check.join()
     if check.exitcode:
         sys.exit(1)
-    os.environ["PLANTS_STORAGE"] = found.get()
+    os.environ["PLANTS_STORAGE"], server.storage = found.get()
 
 
 def when_ready(server: Arbiter) -> None:
-    """Show how to store a plant, if only this process knows the token."""
+    """Say what runs where, and how to store a plant if only this process knows the token."""
+    server.log.info(
+        "plants: Python %s, gunicorn %s, %s; %s workers of up to %s threads at %s",
+        *(platform.python_version(), __version__, server.storage),
+        *(server.cfg.workers, server.cfg.worker_connections, server.LISTENERS[0]),
+    )
     if token_is_new:
         where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", str(server.LISTENERS[0]))
         print(
@@ -308,7 +314,12 @@ class Logger(glogging.Logger):
         super().debug(msg, *named, **kwargs)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
-        """Log a request that the application has answered, its path without the query."""
+        """Log a request that the application has answered, its path without the query.
+
+        But not that all is well: platforms ask every few seconds, and it would hide the rest.
+        """
+        if environ["PATH_INFO"] == "/healthz" and str(resp.status).startswith("200"):
+            return
         request = f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"
         request_id = environ.get("plants.request_id", "-")
         host, status = environ["REMOTE_ADDR"], str(resp.status)[:3]

@@ -39,6 +39,8 @@ CHECK_LIMIT = 1.5  # seconds that a look at the storage may take
 LOAD_BATCH = 250  # plants; larger ones are no faster, and keep the service waiting for its turn
 ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
 LINE_LIMIT = 2**20 + 2**10  # bytes; a dump's line is hardly longer than the request's body was
+# A variable that each sets: Heroku and Dokku, Render, Railway, Fly.io, Google Cloud Run.
+PLATFORMS = ("DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SERVICE")
 
 log = logging.getLogger("plants")
 T = TypeVar("T")
@@ -99,6 +101,9 @@ class Engine(Protocol):
 
     def identity(self) -> str:
         """What tells this database from another one at the same place, if it was seen at all."""
+
+    def describe(self) -> str:
+        """What this is and where, as an operator would say it: without a password."""
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         """Store those whose id is new, durably; without plants, prove that it could.
@@ -191,8 +196,12 @@ class Storage:
         except StartRefused:
             raise
         except Unavailable as error:  # which may pass
-            log.warning("starting nevertheless: %s", error)
+            log.warning("starting with 503 for all plants until this has passed: %s", error)
         return self._engine.identity()
+
+    def describe(self) -> str:
+        """What the database is and where, for the log."""
+        return self._engine.describe()
 
     def rows(self) -> Iterator[Plant]:
         """All plants as of now, in the order of id, one at a time from the database."""
@@ -287,7 +296,9 @@ class GroupCommit:
             waiter.has_left = True
             if waiter in self._pending:
                 self._pending.remove(waiter)
-        raise Unavailable(f"not stored within {self._wait_limit:g} s")
+        raise Unavailable(
+            f"not stored within {self._wait_limit:g} s: the storage is too slow for this many"
+        )
 
     def _lead(self, leader: _Waiter, deadline: float) -> None:
         """Write one batch and hand over, whatever happens."""
@@ -375,7 +386,9 @@ class Turn:
         except FutureTimeoutError:
             if not wait.cancel():
                 wait.add_done_callback(lambda _: self.release(self._waited))
-            raise Unavailable("other processes keep the storage busy") from None
+            raise Unavailable(
+                f"other processes keep {self._directory} busy; fuser -v shows which"
+            ) from None
         return self._waited
 
     def release(self, taken: int) -> None:
@@ -407,6 +420,16 @@ def insert_new(
     return new, {row[0]: Plant(*row) for row in found}
 
 
+def is_thrown_away(directory: str) -> bool:
+    """Whether the platform that this runs on keeps nothing that is stored there.
+
+    It keeps what is on a volume, which is another device than that of the code or of /tmp.
+    """
+    places = filter(os.path.exists, (os.path.dirname(__file__), "/tmp"))
+    lost = {os.stat(place).st_dev for place in places}
+    return not os.environ.keys().isdisjoint(PLATFORMS) and os.stat(directory).st_dev in lost
+
+
 class SQLiteEngine(Engine):
     """A SQLite file in WAL mode, synced at every commit (sqlite.org/wal.html).
 
@@ -428,7 +451,9 @@ class SQLiteEngine(Engine):
         if not path or path == ":memory:" or "\0" in path:
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
         if sqlite3.sqlite_version_info < (3, 37):
-            raise StartRefused(f"SQLite 3.37 or newer is needed; this is {sqlite3.sqlite_version}")
+            raise StartRefused(
+                f"SQLite {sqlite3.sqlite_version} is too old: run a Python that has 3.37 or newer"
+            )
         # SQLite keeps its other files beside what a link leads to, and so do we.
         self._path = os.path.realpath(path)
         self._expected = identity
@@ -443,7 +468,10 @@ class SQLiteEngine(Engine):
         try:
             taken = self._turn.take(timeout)
         except OSError as error:
-            raise StartRefused(f"{self._path}: its directory: {error.strerror}") from None
+            raise StartRefused(
+                f"{self._path}: its directory: {error.strerror}; mend that or name another file in "
+                "DATABASE_URL"
+            ) from None
         try:
             yield
         finally:
@@ -452,12 +480,21 @@ class SQLiteEngine(Engine):
     def create(self) -> None:
         if self._connection is None:
             self._open("rwc")
+            if is_thrown_away(os.path.dirname(self._path)):
+                log.warning(
+                    "%s is on a disk that is thrown away at each deploy, and the plants with it: "
+                    "let DATABASE_URL name a file on a mounted volume, or a PostgreSQL server",
+                    self._path,
+                )
 
     def identity(self) -> str:
         try:
             return self._inode("")
         except OSError:
             return ""
+
+    def describe(self) -> str:
+        return f"SQLite {sqlite3.sqlite_version} in {self._path}"
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         connection = self._connection or self._open()
@@ -551,7 +588,10 @@ class SQLiteEngine(Engine):
                 f"PRAGMA user_version = {self.VERSION}; COMMIT"
             )
         if pragma("journal_mode = WAL") != "wal":
-            raise StartRefused(f"{self._path}: its file system can't do SQLite's WAL mode")
+            raise StartRefused(
+                f"{self._path}: its file system can't do SQLite's WAL mode; name a file on a local "
+                "disk in DATABASE_URL"
+            )
         # What a killed process wrote but had not synced yet is read back as if it were stored, and
         # would be answered for: a checkpoint syncs it. If that process could not sync it, the disk
         # may lack it nevertheless; a write after the checkpoint begins a WAL that does without it.
@@ -727,6 +767,7 @@ class PostgreSQLEngine(Engine):
         self._link = Link(self._connect, self._explain, write_limit)
         self._prepared: psycopg.Connection | None = None
         self._is_local = False
+        self._description = "PostgreSQL, not reached yet"
 
     def turn(self, timeout: float) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # the server keeps writers apart
@@ -736,6 +777,9 @@ class PostgreSQLEngine(Engine):
 
     def identity(self) -> str:
         return "" if self._may_create else "seen"
+
+    def describe(self) -> str:
+        return self._description
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         return self._link.run(lambda connection: self._insert(connection, plants))
@@ -788,7 +832,9 @@ class PostgreSQLEngine(Engine):
         )
         connection.execute("SET client_min_messages = warning")  # for _notice
         if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
-            raise StartRefused(f"PostgreSQL: the database is in {encoding}, not UTF8")
+            raise StartRefused(
+                f"PostgreSQL: the database is in {encoding}, not UTF8; name another in DATABASE_URL"
+            )
         columns = (
             "SELECT attname, format_type(atttypid, atttypmod), attnotnull "
             "FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid "
@@ -803,7 +849,13 @@ class PostgreSQLEngine(Engine):
                 connection.execute(self.SCHEMA)
             found = connection.execute(columns).fetchall()
         if tuple(found) != self.COLUMNS:
-            raise StartRefused("PostgreSQL: there is no table plants, or one of another shape")
+            raise StartRefused(
+                "PostgreSQL: there is no table plants, or one of another shape; the right one is "
+                f"made by: {self.SCHEMA}"
+            )
+        info = connection.info
+        version = info.parameter_status("server_version")
+        self._description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
         self._prepared, self._may_create = connection, False
 
     def _explain(self, error: "psycopg.Error") -> Exception:

@@ -16,9 +16,11 @@ import pytest
 from webtest import TestApp
 
 from app import create_app
-from storage import ALL_PLANTS, Storage
+from storage import Storage
 from tests.postgresql import PostgreSQL, program
 from tests.server import PATIENCE, ROOT, TOKEN, Server
+
+ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,10 +109,10 @@ def stored(url: str) -> Callable[[], list[tuple[int, str, str | None]]]:
     def read() -> list[tuple[int, str, str | None]]:
         if url.startswith("postgresql:"):
             with psycopg.connect(url) as connection:
-                return connection.execute(ALL_PLANTS).fetchall()
+                return connection.execute(ROWS).fetchall()
         path = url.removeprefix("sqlite:///")
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            return connection.execute(ALL_PLANTS).fetchall()
+            return connection.execute(ROWS).fetchall()
 
     return read
 
