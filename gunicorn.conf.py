@@ -174,7 +174,12 @@ class ThreadPool(Executor):
 
 
 class Worker(ThreadWorker):
-    """gunicorn's thread worker, made to bear slow clients and to answer in the service's terms."""
+    """gunicorn's thread worker, made to bear slow clients and to answer in the service's terms.
+
+    gunicorn itself wants a buffering proxy for them (gunicorn.org/deploy): its threads wait for
+    a client without limit (github.com/benoitc/gunicorn/issues/2652), and as many as it has threads
+    keep out all others.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -425,7 +425,7 @@ def is_thrown_away(directory: str) -> bool:
 
     It keeps what is on a volume, which is another device than that of the code or of /tmp.
     """
-    places = filter(os.path.exists, (os.path.dirname(__file__), "/tmp"))
+    places = filter(os.path.exists, (os.path.dirname(__file__), "/tmp"))  # noqa: S108
     lost = {os.stat(place).st_dev for place in places}
     return not os.environ.keys().isdisjoint(PLATFORMS) and os.stat(directory).st_dev in lost
 
@@ -440,6 +440,7 @@ class SQLiteEngine(Engine):
 
     APPLICATION_ID = 0x504C4E54  # "PLNT"
     VERSION = 1
+    WAL_LIMIT = 2**24  # bytes that are left of a WAL which some reader has kept from beginning anew
     SCHEMA = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
 
     def __init__(self, path: str, identity: str, write_limit: float) -> None:
@@ -582,6 +583,7 @@ class SQLiteEngine(Engine):
             raise StartRefused(f"{self._path} is empty; put it back, or restart for a new one")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the drive
+        connection.execute(f"PRAGMA journal_size_limit = {self.WAL_LIMIT}")
         if is_new:
             connection.executescript(
                 f"BEGIN IMMEDIATE; {self.SCHEMA}; PRAGMA application_id = {self.APPLICATION_ID};"

@@ -110,7 +110,7 @@ def test_the_access_log_has_no_probes_unless_they_fail(serve, database):
 @on_sqlite
 def test_a_request_id_leads_from_a_503_to_its_reason(serve, database):
     """The id in the answer is in the line of the error log and in that of the access log."""
-    server = serve()
+    server = serve(WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == 200
     os.rename(database, f"{database}.away")
     status, headers, _ = server.request("GET", "/healthz")

@@ -551,6 +551,22 @@ def test_a_worker_that_starts_while_the_file_is_locked_does_not_stop_the_server(
     assert [row[0] for row in stored()] == [7, 8]
 
 
+def test_while_the_file_is_locked_answers_are_late_and_then_503(serve, database, stored):
+    """By another program: what is free again in time is stored, the rest is safe to send again."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post({"id": 1, "name": "before"})[0] == 200
+    lock = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+    lock.execute("BEGIN IMMEDIATE")
+    threading.Timer(3.0, lock.execute, ["ROLLBACK"]).start()
+    assert server.post({"id": 2, "name": "late"})[0] == 200
+    lock.execute("BEGIN IMMEDIATE")
+    assert server.post({"id": 3, "name": "too late"})[0] == 503
+    lock.execute("ROLLBACK")
+    assert server.post({"id": 3, "name": "again"})[0] == 200
+    lock.close()
+    assert stored() == [(1, "before", None), (2, "late", None), (3, "again", None)]
+
+
 def test_a_file_that_was_replaced_is_answered_with_503_until_a_restart(serve, database, stored):
     """A backup is put in place under the running service: nothing is stored into the void."""
     server = serve(WEB_CONCURRENCY="1")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import TOKEN, Server, receive, settings_with, usage, wait_until
+from tests.server import PATIENCE, TOKEN, Server, receive, settings_with, usage, wait_until
 from tests.test_server import HEAD, HERE, MONSTERA, chunked, refused
 
 FOR_EVER = 600  # seconds: longer than a test waits
@@ -54,7 +54,7 @@ def connect() -> Iterator[Callable[..., socket.socket]]:
         def connect(server: Server, data: bytes = b"", buffer: int = LARGE) -> socket.socket:
             connection = connections.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-            connection.settimeout(30)
+            connection.settimeout(PATIENCE)
             connection.connect(("127.0.0.1", server.port))
             connection.sendall(data)
             return connection
@@ -121,6 +121,35 @@ def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect,
             time.sleep(0.01)  # longer than a thread waits for what comes
     for number in range(50):
         assert server.post({"id": number, "name": "n"})[0] == 200
+
+
+def test_who_comes_late_is_not_who_makes_room(serve, connect, tmp_path):
+    """It is who has kept the service waiting longest."""
+    settings = settings_with(tmp_path, REQUEST_LIMIT=FOR_EVER)
+    server = serve(settings, "--worker-connections=50", WEB_CONCURRENCY="1")
+    for _ in range(60):
+        connect(server, HALF_A_BODY)
+    late = connect(server, HALF_A_BODY)
+    for number in range(20):
+        assert server.post({"id": number, "name": "n"})[0] == 200
+    late.sendall(b" " * 7 + b"}" + LAST)
+    assert b'"message": "id: required' in receive(late)
+
+
+def test_gunicorns_own_worker_does_not_bear_half_sent_requests(serve, connect):
+    """If it does, most of the Worker in gunicorn.conf.py has become superfluous."""
+    server = serve("--worker-class=gthread", "--threads=2", WEB_CONCURRENCY="1")
+    head = HEAD + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+    hogs = [connect(server, head) for _ in range(2)]
+    assert all(hog.recv(100).startswith(b"HTTP/1.1 100") for hog in hogs)
+    good = connect(server, LAST)
+    good.settimeout(2)
+    with pytest.raises(TimeoutError):
+        good.recv(1)
+    for hog in hogs:
+        hog.close()
+    good.settimeout(PATIENCE)
+    assert receive(good).startswith(b"HTTP/1.1 200")
 
 
 def test_a_half_sent_request_is_cut_off(serve, connect, tmp_path):

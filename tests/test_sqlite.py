@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -551,6 +552,27 @@ def test_a_look_at_the_storage_writes(storage, database):
     storage.check()
     assert wal.stat().st_size > before
     assert list(storage.rows()) == [Plant(1, "one")]
+
+
+def test_the_wal_does_not_grow_for_ever(storage, database):
+    """It begins anew every few megabytes; after a reader that kept it from that, it shrinks."""
+    wal, numbers = Path(f"{database}-wal"), itertools.count()
+
+    def load(megabytes: int) -> int:
+        sizes = []
+        for _ in range(4 * megabytes):
+            storage.add_all([Plant(next(numbers), "x" * 1024) for _ in range(250)])
+            sizes.append(wal.stat().st_size)
+        return max(sizes)
+
+    assert load(20) < 2**23
+    with contextlib.closing(sqlite3.connect(database)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT max(id) FROM plants").fetchone()
+        assert load(20) > SQLiteEngine.WAL_LIMIT
+    load(1)
+    assert wal.stat().st_size <= SQLiteEngine.WAL_LIMIT
+    assert load(20) <= SQLiteEngine.WAL_LIMIT
 
 
 # dump and load from the shell are in tests/test_transfer.py
