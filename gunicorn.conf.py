@@ -85,11 +85,9 @@ def on_starting(server: Arbiter) -> None:
 
 def when_ready(server: Arbiter) -> None:
     """Say what runs where, and how to store a plant if only this process knows the token."""
-    server.log.info(
-        "plants: Python %s, gunicorn %s, %s; %s workers of up to %s threads at %s",
-        *(platform.python_version(), __version__, server.storage),
-        *(server.cfg.workers, server.cfg.worker_connections, server.LISTENERS[0]),
-    )
+    software = f"Python {platform.python_version()}, gunicorn {__version__}, {server.storage}"
+    size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} threads"
+    server.log.info("plants: %s; %s at %s", software, size, server.LISTENERS[0])
     if token_is_new:
         where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", str(server.LISTENERS[0]))
         print(
@@ -114,6 +112,7 @@ def pre_request(worker: ThreadWorker, request: Any) -> None:
 
 
 def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Pass `chunks` on; raise ParseException, which ends the connection, if there are too many."""
     for count, chunk in enumerate(chunks):
         if count > CHUNK_LIMIT:
             raise errors.ParseException(f"it came in more than {CHUNK_LIMIT} pieces")
