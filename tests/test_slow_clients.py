@@ -2,14 +2,16 @@
 
 import contextlib
 import resource
+import runpy
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.server import PATIENCE, TOKEN, Server, receive, settings_with, usage, wait_until
+from tests.server import PATIENCE, ROOT, TOKEN, Server, receive, settings_with, usage, wait_until
 from tests.test_server import HEAD, HERE, MONSTERA, chunked, refused
 
 FOR_EVER = 600  # seconds: longer than a test waits
@@ -150,6 +152,18 @@ def test_gunicorns_own_worker_does_not_bear_half_sent_requests(serve, connect):
         hog.close()
     good.settimeout(PATIENCE)
     assert receive(good).startswith(b"HTTP/1.1 200")
+
+
+def test_no_call_waits_for_a_thread_that_has_been_given_another(monkeypatch):
+    """Where one is idle and two calls come at once, a second thread is made."""
+    monkeypatch.setenv("PLANTS_TOKENS", TOKEN)
+    pool = runpy.run_path(str(ROOT / "gunicorn.conf.py"))["ThreadPool"](9)
+    pool.submit(str).result(PATIENCE)
+    wait_until(lambda: pool._idle == 1)
+    meeting = threading.Barrier(2)
+    with pool._changed:  # so that the idle thread does not take the first before the second comes
+        calls = [pool.submit(meeting.wait, PATIENCE) for _ in range(2)]
+    assert sorted(call.result(PATIENCE) for call in calls) == [0, 1]
 
 
 def test_a_half_sent_request_is_cut_off(serve, connect, tmp_path):
