@@ -45,9 +45,10 @@ def test_a_procfile_runner_starts_and_ends_the_service(
     folder = Path(sys.executable).parent
     server = serve(command=[str(folder / "honcho"), "start", "-p", str(port)], PATH=f"{folder}")
     # honcho writes what both streams have to its standard output.
-    wait_until(lambda: "Booting worker" in server.out)
+    wait_until(lambda: server.out.count("Booting worker") == 2)
     server.port = port
     assert server.post(MONSTERA)[0] == 200
+    wait_until(lambda: '"POST /plants" 200' in server.out)  # it fails if it is told while it writes
     server.signal(signal.SIGTERM)
     server.wait()
     assert "Shutting down: Master" in server.out
