@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import re
+import resource
 import secrets
 import select
 import socket
@@ -52,6 +53,15 @@ def positive(variable: str, default: int, limit: int) -> int:
     if not (value.isascii() and value.isdigit() and 1 <= int(value) <= limit):
         sys.exit(f"{variable} must be a number from 1 to {limit}, not {value!r}")
     return int(value)
+
+
+def allow_descriptors(wanted: int) -> int:
+    """Let this process have so many, if the system does; return how many it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    have, most = (wanted if each == resource.RLIM_INFINITY else each for each in (soft, hard))
+    have = max(have, min(wanted, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (have, hard))
+    return have
 
 
 def check_start(found: "multiprocessing.SimpleQueue[tuple[str, str]]") -> None:
@@ -203,14 +213,15 @@ class Worker(ThreadWorker):
             conn.timeout = 0
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept a connection, later where there is no descriptor for it now."""
-        if self.nr_conns > self.worker_connections * CROWD:
-            self.make_room()
+        """Accept a connection, later where the system can't now; if there are many, make room."""
+        count = self.nr_conns
         try:
             super().accept(listener)
         except OSError as error:
-            self.log.error("a connection has to wait: %s", error.strerror)
+            self.log.error("a connection has to wait: %s; ulimit -n may help", error.strerror)
             time.sleep(0.1)  # it is still there, and would be tried at once
+        if self.nr_conns > max(count, self.worker_connections * CROWD):
+            self.make_room()
 
     def make_room(self) -> None:
         """Let go of the connection that has kept the worker waiting longest, idle ones first."""
@@ -357,6 +368,9 @@ workers = positive("WEB_CONCURRENCY", 2, 1000)
 token_is_new = "PLANTS_TOKENS" not in os.environ
 if token_is_new:
     os.environ["PLANTS_TOKENS"] = secrets.token_urlsafe(32)
+
+# Two descriptors a connection, and some for the rest: usual limits are 1024 or less.
+worker_connections = max(1, min(1000, (allow_descriptors(2048) - 48) // 2))
 
 wsgi_app = "app:get_app()"
 worker_class = Worker  # requests that wait at the same time are committed together

@@ -203,9 +203,27 @@ def test_a_body_in_very_many_pieces_is_not_read_to_its_end(server, connect, toke
     assert "pieces" in message or token != TOKEN
 
 
+def test_few_descriptors_keep_nobody_out(serve, connect, tmp_path):
+    """Then there are fewer connections at a time, and who has waited longest makes room sooner."""
+    settings = settings_with(tmp_path, REQUEST_LIMIT=FOR_EVER)
+    server = serve(command=["sh", "-c", 'ulimit -n 96; exec "$@"', "sh", *HERE, settings])
+    wait_until(lambda: "2 workers of up to 24 threads" in server.err)
+    for _ in range(100):
+        connect(server, HALF_A_BODY)
+    for number in range(20):
+        assert server.post({"id": number, "name": "n"})[0] == 200
+
+
+def test_as_many_descriptors_as_needed_are_asked_for(serve):
+    """Systems allow 1024 or fewer until one does."""
+    server = serve(command=["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *HERE])
+    wait_until(lambda: "2 workers of up to 1000 threads" in server.err)
+
+
 def test_running_out_of_descriptors_kills_no_worker(serve, connect):
     """Connections wait until there are descriptors again."""
-    server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE])
+    many = "--worker-connections=1000"
+    server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE, many])
     server.may_fail = True  # gunicorn logs it with a traceback
     assert server.post(MONSTERA)[0] == 200
     before = server.workers()
