@@ -1,6 +1,7 @@
 """How gunicorn runs the service. gunicorn reads this file by itself from where it is started.
 
-Contains nothing of what a request means; app.py does. https://gunicorn.org/reference/settings/
+Contains nothing of what a request means; app.py does. The settings are at the end, after what they
+name: it is here since SIGHUP reads this file again. https://gunicorn.org/reference/settings/
 """
 
 import contextlib
@@ -42,12 +43,13 @@ PARSE_STATUS = {
 REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
 MOMENT = 5  # milliseconds that a thread waits for the next request of its connection
 LINGER_LIMIT = 3.0  # seconds for a client that is still sending to read its answer
-IDLE_LIMIT = 10.0  # seconds that a thread without work is kept
-CHUNK_LIMIT = 4000  # pieces that a chunked body may come in
+END_DELAY = 0.5  # seconds from SIGTERM to when a worker begins to end
+SPARE_THREADS = 32  # that are kept though they have nothing to do
+CHUNK_LIMIT = 2**13  # pieces that a chunked body may come in
 CROWD = 0.9  # of worker_connections; where there are more, those that wait make room
 
 
-def positive(variable: str, default: int, limit: int) -> int:
+def number_from(variable: str, default: int, limit: int) -> int:
     """The number in an environment variable; ends the start if it is none."""
     value = os.environ.get(variable, str(default))
     if not (value.isascii() and value.isdigit() and 1 <= int(value) <= limit):
@@ -96,8 +98,9 @@ def on_starting(server: Arbiter) -> None:
 def when_ready(server: Arbiter) -> None:
     """Say what runs where, and how to store a plant if only this process knows the token."""
     software = f"Python {platform.python_version()}, gunicorn {__version__}, {server.storage}"
-    size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} threads"
-    server.log.info("plants: %s; %s at %s", software, size, server.LISTENERS[0])
+    size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} connections"
+    where = ", ".join(map(str, server.LISTENERS))
+    server.log.info("plants: %s; %s at %s", software, size, where)
     if token_is_new:
         where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", str(server.LISTENERS[0]))
         print(
@@ -115,7 +118,7 @@ def pre_exec(server: Arbiter) -> None:
 
 
 def pre_request(worker: ThreadWorker, request: Any) -> None:
-    """Bear a chunked body, read or not, in CHUNK_LIMIT pieces at most: each costs time."""
+    """Refuse a chunked body in more than CHUNK_LIMIT pieces: each costs time, read or not."""
     reader = request.body.reader
     if isinstance(reader, ChunkedReader):
         reader.parser = limited(reader.parser)
@@ -123,7 +126,7 @@ def pre_request(worker: ThreadWorker, request: Any) -> None:
 
 def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Pass `chunks` on; raise ParseException, which ends the connection, if there are too many."""
-    for count, chunk in enumerate(chunks):
+    for count, chunk in enumerate(chunks, 1):
         if count > CHUNK_LIMIT:
             raise errors.ParseException(f"it came in more than {CHUNK_LIMIT} pieces")
         yield chunk
@@ -142,9 +145,10 @@ def follows(conn: TConn) -> bool:
 
 
 class ThreadPool(Executor):
-    """Makes a thread where none is idle, and ends one that has been idle for IDLE_LIMIT.
+    """Makes a thread where none is idle, and ends those beyond SPARE_THREADS that are.
 
     ThreadPoolExecutor keeps as many as it ever needed, and waits for them at the process's end.
+    gunicorn calls shutdown() too, which here does nothing.
     """
 
     def __init__(self, limit: int) -> None:
@@ -168,12 +172,12 @@ class ThreadPool(Executor):
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._idle += 1
-                has_work = self._changed.wait_for(lambda: self._calls, IDLE_LIMIT)
-                self._idle -= 1
-                if not has_work:
+                if not self._calls and self._idle >= SPARE_THREADS:
                     self._threads -= 1
                     return
+                self._idle += 1
+                self._changed.wait_for(lambda: self._calls)
+                self._idle -= 1
                 future, call, arguments = self._calls.popleft()
             try:
                 future.set_result(call(*arguments))
@@ -198,12 +202,20 @@ class Worker(ThreadWorker):
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
         return ThreadPool(self.cfg.worker_connections)
 
+    def handle_exit(self, *arguments: Any) -> None:
+        """End a moment later: where all get SIGTERM, the master has to stop listening first."""
+        threading.Timer(END_DELAY, super().handle_exit, arguments).start()
+
     def set_accept_enabled(self, enabled: bool) -> None:
-        """Begin or stop to accept; at the end take those that wait, as nobody else will."""
+        """Begin or stop to accept connections; at the end take those that wait already."""
         super().set_accept_enabled(enabled)
-        if self.alive or enabled:
-            return
-        for listener in self.sockets:
+        if not self.alive and not enabled:
+            self.take_who_waits()
+
+    def take_who_waits(self) -> None:
+        """Accept what the system has accepted, which nobody else may do, and then no more."""
+        while self.sockets:
+            listener = self.sockets.pop()
             count = -1
             while count < self.nr_conns:
                 count = self.nr_conns
@@ -224,38 +236,52 @@ class Worker(ThreadWorker):
             self.make_room()
 
     def make_room(self) -> None:
-        """Let go of the connection that has kept the worker waiting longest, idle ones first."""
+        """Let go of who waits longest: of those that send nothing, else of the idle, else of all.
+
+        Of the last it takes no more, but they get the answer to what has come.
+        """
         now = time.monotonic()
         for idle in (self.pending_conns, self.keepalived_conns):
             if idle:
                 idle[0].timeout = now
                 return
-        if sending := [conn for conn in self.busy.copy() if conn.deadline > now]:
-            min(sending, key=attrgetter("deadline")).deadline = now
+        if busy := [conn for conn in self.busy.copy() if conn.deadline > now]:
+            min(busy, key=attrgetter("deadline")).deadline = now
 
     def enqueue_req(self, conn: TConn) -> None:
         """Let a thread handle a request, for which there are REQUEST_LIMIT seconds from now."""
-        conn.deadline = time.monotonic() + REQUEST_LIMIT
+        self.begin(conn)
         self.busy.add(conn)
         super().enqueue_req(conn)
 
+    def begin(self, conn: TConn) -> None:
+        """Let the time for a request begin, and for its answer to be read."""
+        conn.deadline = time.monotonic() + REQUEST_LIMIT
+        conn.end = conn.deadline + LINGER_LIMIT
+
     def notify(self) -> None:
-        """Tell the master, at least every second, that all is well; cut off who takes too long."""
+        """Tell the master, at least every second, that all is well."""
         super().notify()
+        self.cut_off_late()
+
+    def cut_off_late(self) -> None:
+        """Cut off who takes too long: first what it sends, so that it can still be told."""
         now = time.monotonic()
         for conn in self.busy.copy():
-            # First what it sends, so that it can still be told; then what it does not read.
-            how = socket.SHUT_RD if now < conn.deadline + LINGER_LIMIT else socket.SHUT_RDWR
             if now > conn.deadline:
                 with contextlib.suppress(OSError):
-                    conn.sock.shutdown(how)
+                    conn.sock.shutdown(socket.SHUT_RD if now < conn.end else socket.SHUT_RDWR)
 
     def handle(self, conn: TConn) -> Any:
-        """Answer a request and those that follow at once. Returns whether to wait for others."""
+        """Answer a request and those that follow at once.
+
+        Returns what gunicorn's does: False to close, True to wait for another request, or a mark
+        of its own if nothing has come yet.
+        """
         try:
             keep = super().handle(conn)
             while keep is True and follows(conn):
-                conn.deadline = time.monotonic() + REQUEST_LIMIT
+                self.begin(conn)
                 keep = super().handle(conn)
             if keep is False:
                 self.linger(conn.sock)
@@ -275,7 +301,7 @@ class Worker(ThreadWorker):
                 sock.settimeout(left)
                 if not sock.recv(2**16):
                     break
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # so that gunicorn has nothing left to wait for
             sock.shutdown(socket.SHUT_RDWR)
 
     def _keepalive_after(self, conn: TConn, keepalive: bool) -> bool:
@@ -302,7 +328,7 @@ class Worker(ThreadWorker):
         with contextlib.suppress(OSError):
             client.sendall(head.encode() + body)
         # Not what it says: a broken header can have a token in it.
-        host = addr[0] if addr else ""
+        host = addr[0] if isinstance(addr, tuple) else ""
         self.log.line(host, type(exc).__name__, str(status.value), len(body), 0.0, request_id)
 
 
@@ -331,7 +357,7 @@ class Logger(glogging.Logger):
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Log a request that the application has answered, its path without the query.
 
-        But not that all is well: platforms ask every few seconds, and it would hide the rest.
+        Leaves out a /healthz that succeeds: platforms ask every few seconds.
         """
         if environ["PATH_INFO"] == "/healthz" and str(resp.status).startswith("200"):
             return
@@ -347,7 +373,7 @@ class Logger(glogging.Logger):
         if not self.access_log_enabled:
             return
         text = (
-            f'{host or "-"} - - {self.now()} "{request[:2000]}" '
+            f'{quote(host, ":") or "-"} - - {self.now()} "{request[:2000]}" '
             f"{status} {sent} {seconds:.4f}s {request_id}"
         )
         handlers: list[Any] = self.access_log.handlers
@@ -360,9 +386,9 @@ class Logger(glogging.Logger):
                 handler.flush()
 
 
-# What the platform says. Without PORT, gunicorn itself binds to 127.0.0.1:8000.
-positive("PORT", 8000, 65535)
-workers = positive("WEB_CONCURRENCY", 2, 1000)
+# What the platform says. Without PORT, gunicorn binds to 127.0.0.1:8000.
+workers = number_from("WEB_CONCURRENCY", 2, 1000)
+number_from("PORT", 8000, 65535)  # gunicorn reads it by itself, with a traceback if it is none
 
 # One token for all workers, made once: it stays in the environment when SIGHUP reads this again.
 token_is_new = "PLANTS_TOKENS" not in os.environ
@@ -376,7 +402,7 @@ wsgi_app = "app:get_app()"
 worker_class = Worker  # requests that wait at the same time are committed together
 logger_class = Logger
 accesslog = "-"  # standard output, one line a request
-keepalive = 95  # seconds; longer than a router's 90, which would else meet a closed connection
+keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
 control_socket_disable = True  # nothing here is controlled through one
 http_parser = "python"  # not another one because a package of that name is there

@@ -354,16 +354,17 @@ class BackgroundThread:
 
 
 class Turn:
-    """A lock between the processes of a host that dies with its holder.
+    """A lock between all threads of the processes of a host that dies with its holder.
 
-    It is for one thread of a process at a time; GroupCommit sees to that. flock(2) can't wait for
-    a limited time, so where the lock is not free another thread waits for it. That is as fast as
-    to wait oneself, while to try again and again loses a tenth to a half of the throughput.
+    flock(2) can't wait for a limited time, so where the lock is not free another thread waits for
+    it. That is as fast as to wait oneself, while to try again and again loses a tenth to a half of
+    the throughput.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._thread = BackgroundThread()
+        self._own = threading.Lock()  # flock keeps processes apart, not threads
         self._direct = self._waited = -1
 
     def take(self, timeout: float) -> int:
@@ -371,6 +372,20 @@ class Turn:
 
         Raises Unavailable if it does not come, and OSError if the directory can't be locked.
         """
+        if not self._own.acquire(timeout=max(timeout, 0)):
+            raise self._busy()
+        try:
+            return self._lock(timeout)
+        except BaseException:
+            self._own.release()
+            raise
+
+    def release(self, taken: int) -> None:
+        """End the turn that take() returned."""
+        fcntl.flock(taken, fcntl.LOCK_UN)
+        self._own.release()
+
+    def _lock(self, timeout: float) -> int:
         # Two descriptions of one lock, so that a wait that was given up can't free the other.
         if self._direct < 0:
             self._direct = os.open(self._directory, os.O_RDONLY)
@@ -385,15 +400,12 @@ class Turn:
             wait.result(max(timeout, 0))
         except FutureTimeoutError:
             if not wait.cancel():
-                wait.add_done_callback(lambda _: self.release(self._waited))
-            raise Unavailable(
-                f"other processes keep {self._directory} busy; fuser -v shows which"
-            ) from None
+                wait.add_done_callback(lambda _: fcntl.flock(self._waited, fcntl.LOCK_UN))
+            raise self._busy() from None
         return self._waited
 
-    def release(self, taken: int) -> None:
-        """End the turn that take() returned."""
-        fcntl.flock(taken, fcntl.LOCK_UN)
+    def _busy(self) -> Unavailable:
+        return Unavailable(f"other writers keep {self._directory} busy; fuser -v shows which")
 
 
 def insert_new(
@@ -534,7 +546,9 @@ class SQLiteEngine(Engine):
         if os.path.exists(self._path) != os.path.isfile(self._path):
             raise StartRefused(f"{self._path} is not a file; name another in DATABASE_URL")
         if mode == "rw" and not os.path.exists(self._path):
-            raise StartRefused(f"{self._path}: no such file; put it back, or restart for a new one")
+            raise StartRefused(
+                f"{self._path}: no such file; put it back, or start the service anew"
+            )
         # Before SQLite sees it: it would play the -wal of the old file into a new one.
         expected = self._expected or self.identity()
         self._expect(expected)
@@ -580,7 +594,7 @@ class SQLiteEngine(Engine):
         if version > self.VERSION:
             raise StartRefused(f"{self._path} is of a newer version of this service; run that")
         if is_new and not create:
-            raise StartRefused(f"{self._path} is empty; put it back, or restart for a new one")
+            raise StartRefused(f"{self._path} is empty; put it back, or start the service anew")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the drive
         connection.execute(f"PRAGMA journal_size_limit = {self.WAL_LIMIT}")

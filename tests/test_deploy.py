@@ -50,7 +50,7 @@ def test_one_line_says_what_was_started_and_where(serve, url, database):
     (line,) = wait_until(lambda: re.findall(r"\[INFO\] (plants: .*)\n", server.err))
     assert re.fullmatch(
         rf"plants: Python 3\.\d+\.\d+\S*, gunicorn \d+\.\d+\.\d+, {storage}; "
-        rf"3 workers of up to 1000 threads at http://127\.0\.0\.1:{port}",
+        rf"3 workers of up to 1000 connections at http://127\.0\.0\.1:{port}",
         line,
     )
     assert "canary" not in server.err

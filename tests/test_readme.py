@@ -129,7 +129,7 @@ def names(rows) -> set[tuple[int, str]]:
 def test_the_table_of_variables_has_all_that_are_read():
     """And no others; the service's own way to tell its workers something is not for operators."""
     code = "".join((ROOT / name).read_text() for name in CODE)
-    read = re.findall(r'(?:os\.environ(?:\.get\(|\[)|positive\()"(\w+)"', code)
+    read = re.findall(r'(?:os\.environ(?:\.get\(|\[)|number_from\()"(\w+)"', code)
     rows = table("variable")
     assert {variable.strip("`") for variable, _, _ in rows} == {*read} - {"PLANTS_STORAGE"}
     assert ["`DATABASE_URL`", f"`{DEFAULT_URL}`"] in [row[:2] for row in rows]

@@ -205,7 +205,8 @@ def test_a_folder_that_becomes_read_only_loses_nothing(open_folder):
 
     run_as_nobody(work)
     folder.chmod(0o777)
-    assert list(open_storage(database).rows()) == [Plant(0, "n"), Plant(1, "n")]
+    with contextlib.closing(open_storage(database)) as later:
+        assert list(later.rows()) == [Plant(0, "n"), Plant(1, "n")]
 
 
 def test_a_locked_file_is_no_reason_not_to_start(storage, database):
@@ -372,6 +373,29 @@ def test_a_turn_that_is_given_back_is_taken(storage, tmp_path, stored):
         assert wanted.wait(PATIENCE)
     adder.join(PATIENCE)
     assert stored() == [(7, "Monstera", None)]
+
+
+def test_the_connection_is_not_closed_under_a_writer(storage):
+    """The turn keeps the threads of a process apart too: the one that ends it, for example."""
+    storage.add(Plant(1, "one"))
+    engine = storage._engine
+    is_writing, may_end = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with engine.turn(PATIENCE):
+            is_writing.set()
+            may_end.wait(PATIENCE)
+            engine.insert([Plant(2, "two")])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert is_writing.wait(PATIENCE)
+    storage.close()  # gives up after the write limit
+    assert engine._connection is not None
+    may_end.set()
+    writer.join(PATIENCE)
+    storage.close()
+    assert engine._connection is None
 
 
 def test_a_process_can_end_while_another_keeps_the_turn(storage, database, tmp_path):

@@ -116,7 +116,7 @@ def test_the_settings_that_the_service_depends_on(serve):
         "http_parser": "python",
         "forwarder_headers": "[]",
         "workers": "2",
-        "keepalive": "95",
+        "keepalive": "125",
         "graceful_timeout": "25",
         "accesslog": "-",
         "preload_app": "False",

@@ -22,7 +22,7 @@ def post_all(server: Server, bodies: Iterable[bytes]) -> Counter[bytes]:
         return sum((Counter(re.findall(rb"HTTP/1.1 (\d+)", data)) for data in answers), Counter())
 
 
-def test_memory_does_not_grow_with_what_was_stored_or_refused(serve):
+def test_memory_does_not_grow_with_what_was_stored_or_refused(serve, record_property):
     """100,000 plants, then as many refusals; some of both before is what it starts from."""
     server = serve()
 
@@ -39,7 +39,9 @@ def test_memory_does_not_grow_with_what_was_stored_or_refused(serve):
 
     store(0, 10_000)
     stages = [refuse(5_000), store(10_000, 110_000), refuse(33_000)]
-    print(*stages, sep="\n")
+    grown = 0.0  # MiB
     for pid, before, *later in zip(server.workers(), *stages, strict=True):
-        assert all(now.memory < before.memory + 5 for now in later)
+        grown = max(grown, *(now.memory - before.memory for now in later))
         wait_until(lambda pid=pid, old=before: usage(pid).descriptors <= old.descriptors)
+    assert grown < 5
+    record_property("100,000 plants, then 99,000 refusals", f"{grown:.1f} MiB more in a worker")
