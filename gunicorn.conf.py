@@ -204,16 +204,15 @@ class Worker(ThreadWorker):
 
     def handle_exit(self, *arguments: Any) -> None:
         """End a moment later: where all get SIGTERM, the master has to stop listening first."""
-        threading.Timer(END_DELAY, super().handle_exit, arguments).start()
+        end = [self.end, *arguments]
+        threading.Timer(END_DELAY, self.method_queue.defer, end).start()
 
-    def set_accept_enabled(self, enabled: bool) -> None:
-        """Begin or stop to accept connections; at the end take those that wait already."""
-        super().set_accept_enabled(enabled)
-        if not self.alive and not enabled:
-            self.take_who_waits()
+    def end(self, *arguments: Any) -> None:
+        """Stop listening, then let connections end: their clients would come back at once.
 
-    def take_who_waits(self) -> None:
-        """Accept what the system has accepted, which nobody else may do, and then no more."""
+        Takes those that the system has accepted already, as nobody else may.
+        """
+        self.set_accept_enabled(False)
         while self.sockets:
             listener = self.sockets.pop()
             count = -1
@@ -223,6 +222,7 @@ class Worker(ThreadWorker):
             listener.close()
         for conn in self.pending_conns:  # they have sent nothing yet
             conn.timeout = 0
+        super().handle_exit(*arguments)
 
     def accept(self, listener: socket.socket) -> None:
         """Accept a connection, later where the system can't now; if there are many, make room."""
