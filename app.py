@@ -112,7 +112,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     """
     app = Bottle()
     app.default_error_handler = answer_error
-    app.add_hook("before_request", keep_path)
+    app.add_hook("before_request", restore_path)
     app.install(BearerPlugin(tokens))
     app.post("/plants", callback=partial(create_plant, storage))
     app.route(
@@ -124,7 +124,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     return add_headers(allow_origins(app, origins))
 
 
-def keep_path() -> None:
+def restore_path() -> None:
     """Put back what is not UTF-8: Bottle leaves it out, and would find /plants in /pl%ffants."""
     path = request.environ["bottle.raw_path"]
     request.environ["PATH_INFO"] = path.encode("latin1").decode(errors="replace")

@@ -313,14 +313,14 @@ class Worker(ThreadWorker):
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
         """Answer what never came to the application as the application would: with an Error."""
-        status, message = HTTPStatus(PARSE_STATUS.get(type(exc), 400)), str(exc)
+        status, message = PARSE_STATUS.get(type(exc), 400), str(exc)
         if not isinstance(exc, errors.ParseException):
             self.log.exception("a request failed in the server")
-            status, message = HTTPStatus.INTERNAL_SERVER_ERROR, "the service failed"
+            status, message = 500, "the service failed"
         request_id = f"{random.getrandbits(128):032x}"
         body = json.dumps({"error": status, "message": message[:1000]}).encode()
         head = (
-            f"HTTP/1.1 {status} {status.phrase}\r\nConnection: close\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
             f"X-Request-ID: {request_id}\r\n\r\n"
@@ -329,7 +329,7 @@ class Worker(ThreadWorker):
             client.sendall(head.encode() + body)
         # Not what it says: a broken header can have a token in it.
         host = addr[0] if isinstance(addr, tuple) else ""
-        self.log.line(host, type(exc).__name__, str(status.value), len(body), 0.0, request_id)
+        self.log.line(host, type(exc).__name__, str(status), len(body), 0.0, request_id)
 
 
 def is_plain(handler: Any) -> bool:

@@ -221,6 +221,7 @@ class Storage:
         except Exception as error:
             if len(batch) == 1:
                 return 0, [error]
+            # One of them is at fault: alone, each of the others can be stored.
             single = [self._store([item]) for item in batch]
             return sum(new for new, _ in single), [outcome for _, (outcome,) in single]
         if new < len(plants) and not stored.keys() >= {plant.id for plant in plants}:
@@ -308,7 +309,8 @@ class GroupCommit:
             if self._has_company:
                 time.sleep(GATHER_TIME)
             # Half of the limit is for the write: the file may be locked by another program.
-            with self._turn(deadline - self._wait_limit / 2 - time.monotonic()):
+            latest = deadline - self._wait_limit / 2
+            with self._turn(latest - time.monotonic()):
                 with self._lock:
                     batch, self._pending = self._pending, []
                 outcomes = self._write([waiter.item for waiter in batch])
@@ -492,7 +494,7 @@ class SQLiteEngine(Engine):
 
     def create(self) -> None:
         if self._connection is None:
-            self._open("rwc")
+            self._open(create=True)
             if is_thrown_away(os.path.dirname(self._path)):
                 log.warning(
                     "%s is on a disk that is thrown away at each deploy, and the plants with it: "
@@ -541,11 +543,11 @@ class SQLiteEngine(Engine):
                 self._connection.close()
                 self._connection = None
 
-    def _open(self, mode: str = "rw") -> sqlite3.Connection:
-        """Connect; `mode` is that of sqlite.org/uri.html, where rwc creates what is missing."""
+    def _open(self, create: bool = False) -> sqlite3.Connection:
+        """Connect, and only if told so create what is missing."""
         if os.path.exists(self._path) != os.path.isfile(self._path):
             raise StartRefused(f"{self._path} is not a file; name another in DATABASE_URL")
-        if mode == "rw" and not os.path.exists(self._path):
+        if not create and not os.path.exists(self._path):
             raise StartRefused(
                 f"{self._path}: no such file; put it back, or start the service anew"
             )
@@ -554,7 +556,7 @@ class SQLiteEngine(Engine):
         self._expect(expected)
         try:
             connection = sqlite3.connect(
-                f"file:{quote(self._path)}?mode={mode}",
+                f"file:{quote(self._path)}?mode={'rwc' if create else 'rw'}",
                 uri=True,
                 timeout=self._write_limit,
                 isolation_level=None,
@@ -562,7 +564,7 @@ class SQLiteEngine(Engine):
             )
             with contextlib.ExitStack() as on_failure:
                 on_failure.callback(connection.close)
-                self._prepare(connection, create=mode == "rwc")
+                self._prepare(connection, create)
                 files = self._inodes()
                 self._expect(expected)
                 on_failure.pop_all()
@@ -675,11 +677,12 @@ class Link:
         deadline = time.monotonic() + self._limit
         work: Future[T] = self._thread.submit(self._insist, call, deadline)
         self._work = work
-        with contextlib.suppress(FutureTimeoutError):
+        try:
             return work.result(self._limit)
-        loss = self._loss or self._note_loss(f"PostgreSQL: no answer for {self._limit:g} s")
-        self._abort()
-        raise Unavailable(loss)
+        except FutureTimeoutError:
+            loss = self._loss or self._note_loss(f"PostgreSQL: no answer for {self._limit:g} s")
+            self._abort()
+            raise Unavailable(loss) from None
 
     def close(self) -> None:
         """End the connection; run() makes another."""

@@ -50,7 +50,8 @@ class Server:
         listener: socket.socket | None = None,
     ) -> None:
         """A `listener` is there before it and after it, so that no client is ever turned away."""
-        kept = {k: v for k, v in os.environ.items() if k not in ("PORT", "WEB_CONCURRENCY")}
+        own = ("GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")
+        kept = {name: value for name, value in os.environ.items() if name not in own}
         self.may_fail = False  # whether a traceback is what the test is about
         number = len(list(folder.glob("server*.out")))
         self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]

@@ -118,9 +118,9 @@ def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect,
     """Though each might wait for longer than the test does, those that wait longest make room."""
     limits = {"REQUEST_LIMIT": FOR_EVER, "LINGER_LIMIT": FOR_EVER, "keepalive": FOR_EVER}
     server = serve(settings_with(tmp_path, 0.001, **limits), "--worker-connections=50")
-    data, *_ = HOGS.get(kind, [GET + b"\r\n" if kind == "idle" else b""])
+    sends = {"idle": GET + b"\r\n", **{name: data for name, (data, *_) in HOGS.items()}}
     for _ in range(150):
-        connect(server, data)
+        connect(server, sends.get(kind, b""))
         if kind in ("nothing for long", "idle"):
             time.sleep(0.01)  # longer than a thread waits for what comes
     for number in range(50):
