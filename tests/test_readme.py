@@ -7,7 +7,6 @@ for deploying is in tests/ci/test_deploy.py.
 import contextlib
 import json
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import psycopg
 import pytest
 
 from storage import DEFAULT_URL
-from tests.conftest import ROOT, ROWS
+from tests.conftest import ROOT, ROWS, require_programs
 from tests.postgresql import PostgreSQL
 from tests.readme import README, block, table
 from tests.server import GUNICORN, PATIENCE, Server, Writers, wait_until
@@ -85,17 +84,9 @@ def run(folder: Path, commands: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def sqlite3_shell() -> None:
-    """SQLite's own shell."""
-    if not shutil.which("sqlite3"):
-        pytest.skip("sqlite3 is not installed")
-
-
-def test_a_back_up_has_every_plant_that_was_answered_for(
-    serve, folder, stored, sqlite3_shell, postgresql: PostgreSQL
-):
+def test_a_back_up_has_every_plant_that_was_answered_for(serve, folder, postgresql: PostgreSQL):
     """By each of the ways that are shown, while clients post; a copy of the file serves again."""
+    require_programs("sqlite3")
     server = serve(f"--chdir={folder}", DATABASE_URL=DEFAULT_URL)
     elsewhere = postgresql.new_schema()
     with Writers(server.port) as writers:

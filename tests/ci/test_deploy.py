@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, require_programs
 from tests.readme import block
 from tests.server import HEADERS, Server, wait_until
 from tests.test_server import run_printed_curl
@@ -27,14 +27,6 @@ def free_port() -> int:
     """A port that nobody listens at now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
-
-
-def require(program: str) -> str:
-    """The path of a program, without which the test is left out."""
-    path = shutil.which(program)
-    if path is None:
-        pytest.skip(f"{program} is not installed")
-    return path
 
 
 def test_a_procfile_runner_starts_and_ends_the_service(
@@ -61,7 +53,8 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     text = block("ini", "[Unit]")
     assert text.count("/srv/plants") == 2
     unit.write_text(text.replace("/srv/plants/.venv/bin/gunicorn", "/bin/true"))  # which exists
-    verify = [require("systemd-analyze"), "verify", "--man=no", str(unit)]
+    require_programs("systemd-analyze")
+    verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
     done = subprocess.run(verify, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -75,7 +68,8 @@ def caddy(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server
         assert text.count(name) == 1
         text = text.replace(name, str(here))
     (tmp_path / "Caddyfile").write_text("{\n\tadmin off\n}\n" + text)
-    command = [require("caddy"), "run", "--config", str(tmp_path / "Caddyfile")]
+    require_programs("caddy")
+    command = ["caddy", "run", "--config", str(tmp_path / "Caddyfile")]
     with (tmp_path / "caddy.log").open("w") as log:
         process = subprocess.Popen(command, stderr=log, env={"HOME": str(tmp_path)})
     try:
