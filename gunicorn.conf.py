@@ -7,6 +7,7 @@ name: it is here since SIGHUP reads this file again. https://gunicorn.org/refere
 import contextlib
 import json
 import logging
+import math
 import multiprocessing
 import os
 import platform
@@ -58,10 +59,11 @@ def number_from(variable: str, default: int, limit: int) -> int:
 
 
 def allow_descriptors(wanted: int) -> int:
-    """Let this process have so many, if the system does; return how many it has."""
+    """Let this process have so many, if the system does; return how many of them it has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    have, most = (wanted if each == resource.RLIM_INFINITY else each for each in (soft, hard))
-    have = max(have, min(wanted, most))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    have = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (have, hard))
     return have
 
@@ -196,18 +198,28 @@ class Worker(ThreadWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.end_at = math.inf  # monotonic time
         self.busy: set[TConn] = set()  # those that a thread is at, or will be at once
 
     def get_thread_pool(self) -> Executor:
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
         return ThreadPool(self.cfg.worker_connections)
 
-    def handle_exit(self, *arguments: Any) -> None:
+    def handle_exit(self, *_: Any) -> None:
         """End a moment later: where all get SIGTERM, the master has to stop listening first."""
-        end = [self.end, *arguments]
-        threading.Timer(END_DELAY, self.method_queue.defer, end).start()
+        if self.end_at == math.inf:
+            self.end_at = time.monotonic() + END_DELAY
+            self.method_queue.defer(int)  # which does nothing, but wakes the main loop
 
-    def end(self, *arguments: Any) -> None:
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """Do what has come; then, when it is time, end."""
+        if self.sockets:
+            timeout = min(timeout, max(self.end_at - time.monotonic(), 0))
+        super().wait_for_and_dispatch_events(timeout)
+        if self.sockets and time.monotonic() >= self.end_at:
+            self.end()
+
+    def end(self) -> None:
         """Stop listening, then let connections end: their clients would come back at once.
 
         Takes those that the system has accepted already, as nobody else may.
@@ -222,7 +234,7 @@ class Worker(ThreadWorker):
             listener.close()
         for conn in self.pending_conns:  # they have sent nothing yet
             conn.timeout = 0
-        super().handle_exit(*arguments)
+        self.alive = False
 
     def accept(self, listener: socket.socket) -> None:
         """Accept a connection, later where the system can't now; if there are many, make room."""
@@ -245,7 +257,8 @@ class Worker(ThreadWorker):
             if idle:
                 idle[0].timeout = now
                 return
-        if busy := [conn for conn in self.busy.copy() if conn.deadline > now]:
+        busy = [conn for conn in self.busy.copy() if conn.deadline > now]
+        if len(busy) > 1:  # not the one that has just come
             min(busy, key=attrgetter("deadline")).deadline = now
 
     def enqueue_req(self, conn: TConn) -> None:

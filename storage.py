@@ -374,18 +374,21 @@ class Turn:
 
         Raises Unavailable if it does not come, and OSError if the directory can't be locked.
         """
+        deadline = time.monotonic() + timeout
         if not self._own.acquire(timeout=max(timeout, 0)):
             raise self._busy()
         try:
-            return self._lock(timeout)
+            return self._lock(deadline - time.monotonic())
         except BaseException:
             self._own.release()
             raise
 
     def release(self, taken: int) -> None:
         """End the turn that take() returned."""
-        fcntl.flock(taken, fcntl.LOCK_UN)
-        self._own.release()
+        try:
+            fcntl.flock(taken, fcntl.LOCK_UN)
+        finally:
+            self._own.release()
 
     def _lock(self, timeout: float) -> int:
         # Two descriptions of one lock, so that a wait that was given up can't free the other.
@@ -548,9 +551,7 @@ class SQLiteEngine(Engine):
         if os.path.exists(self._path) != os.path.isfile(self._path):
             raise StartRefused(f"{self._path} is not a file; name another in DATABASE_URL")
         if not create and not os.path.exists(self._path):
-            raise StartRefused(
-                f"{self._path}: no such file; put it back, or start the service anew"
-            )
+            raise StartRefused(f"{self._path}: no such file; put it back, or restart the service")
         # Before SQLite sees it: it would play the -wal of the old file into a new one.
         expected = self._expected or self.identity()
         self._expect(expected)
@@ -596,7 +597,7 @@ class SQLiteEngine(Engine):
         if version > self.VERSION:
             raise StartRefused(f"{self._path} is of a newer version of this service; run that")
         if is_new and not create:
-            raise StartRefused(f"{self._path} is empty; put it back, or start the service anew")
+            raise StartRefused(f"{self._path} is empty; put it back, or restart the service")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the drive
         connection.execute(f"PRAGMA journal_size_limit = {self.WAL_LIMIT}")

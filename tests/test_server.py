@@ -31,6 +31,7 @@ from tests.server import (
     is_alive,
     receive,
     settings_with,
+    usage,
     wait_until,
 )
 from tests.test_sqlite import can_lock
@@ -164,7 +165,7 @@ def test_sigterm_under_load_drops_nothing(serve, stored, tmp_path, everybody):
 
     To the master, or to all processes as some platforms do it; the master may be the last.
     """
-    server = serve(settings_with(tmp_path, END_DELAY=2.0))
+    server = serve(settings_with(tmp_path, END_DELAY=4.0))
     workers = server.workers()
     with Writers(server.port) as writers:
         assert writers.goes_on()
@@ -190,6 +191,22 @@ def test_sighup_under_load_drops_nothing(serve):
         wait_until(lambda: not any(map(is_alive, before)))
         assert writers.goes_on()
     assert (set(writers.answers), set(writers.failures)) == ({200}, set())
+
+
+def test_a_worker_with_no_thread_left_ends_as_any_other(serve, tmp_path):
+    """To end takes none; here it is the memory for their stacks that is limited."""
+    settings = settings_with(tmp_path, REQUEST_LIMIT=3.0)
+    limited = ["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", *HERE, settings]
+    server = serve(command=limited, WEB_CONCURRENCY="1")
+    with contextlib.ExitStack() as hogs:
+        halves = [hogs.enter_context(server.connect()) for _ in range(300)]
+        for half in halves:
+            half.sendall(HEAD + b"Content-Length: 9\r\n\r\n{")
+        wait_until(lambda: usage(server.workers(1)[0]).threads > 20)
+        server.signal(signal.SIGTERM)
+        assert refused(receive(halves[0]), 400)
+    assert server.wait() == 0
+    assert "Exception" not in server.err
 
 
 @pytest.mark.parametrize(("number", "limit"), [(signal.SIGTERM, 0.5), (signal.SIGINT, 600)])

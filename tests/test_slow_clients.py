@@ -140,6 +140,15 @@ def test_who_comes_late_is_not_who_makes_room(serve, connect, tmp_path):
     assert b'"message": "id: required' in receive(late)
 
 
+def test_who_has_just_come_is_not_who_makes_room(serve, connect):
+    """Also where there is room for no other: who comes next has to wait for the answer."""
+    server = serve("--worker-connections=1", WEB_CONCURRENCY="1")
+    client = connect(server)
+    time.sleep(1.5)  # longer than until the next look at who takes too long
+    client.sendall(LAST)
+    assert receive(client).startswith(b"HTTP/1.1 200")
+
+
 def test_who_makes_room_gets_an_answer_if_the_request_is_there(serve, connect, database, tmp_path):
     """Though it waits for the storage for longer than the answer's time to be read."""
     settings = settings_with(tmp_path, LINGER_LIMIT=0.1)
@@ -149,8 +158,9 @@ def test_who_makes_room_gets_an_answer_if_the_request_is_there(serve, connect, d
     request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
         lock.execute("BEGIN IMMEDIATE")
+        begin = time.monotonic()
         waiting = [connect(server, request) for _ in range(60)]
-        time.sleep(2)
+        time.sleep(max(begin + 2 - time.monotonic(), 0))
         lock.execute("ROLLBACK")
     assert {receive(client)[:12] for client in waiting} == {b"HTTP/1.1 200"}
 
