@@ -552,6 +552,8 @@ class SQLiteEngine(Engine):
             raise StartRefused(f"{self._path} is not a file; name another in DATABASE_URL")
         if not create and not os.path.exists(self._path):
             raise StartRefused(f"{self._path}: no such file; put it back, or restart the service")
+        if os.path.exists(self._path) and not os.path.getsize(self._path):
+            raise StartRefused(f"{self._path} is empty; put it back, or remove it for a new one")
         # Before SQLite sees it: it would play the -wal of the old file into a new one.
         expected = self._expected or self.identity()
         self._expect(expected)

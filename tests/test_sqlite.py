@@ -251,17 +251,28 @@ def test_a_link_leads_to_the_file(tmp_path, stored):
     storage.close()
 
 
-@pytest.mark.parametrize("left", ["nothing", "an empty file"])
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "an empty database"])
 def test_only_a_start_makes_a_new_file(storage, database, left):
-    """A worker that opens later never stores into another file than was there at the start."""
+    """A worker that opens later never stores into another file than was there at the start.
+
+    Nor does a start take an empty file for a new one: it may be what is left of an old one.
+    """
     storage.close()
     database.unlink()
     if left == "an empty file":
         database.touch()
+    elif left == "an empty database":
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+    before = database.exists() and database.read_bytes()
     for look in (lambda: storage.add(Plant(7, "Monstera")), storage.check):
         with pytest.raises(Unavailable, match=r"no such file|is empty"):
             look()
-    assert not database.exists() or database.stat().st_size == 0
+    assert before == (database.exists() and database.read_bytes())
+    if left == "an empty file":
+        with pytest.raises(StartRefused, match="is empty"):
+            storage.check_start()
+        database.unlink()
     storage.check_start()
     storage.add(Plant(7, "Monstera"))
 

@@ -60,24 +60,28 @@ def test_preloading_stops_the_start(serve):
 
 
 @pytest.mark.parametrize(
-    ("statements", "words"),
+    ("content", "words"),
     [
         ("CREATE TABLE diary (entry)", " is another program's; name another in DATABASE_URL"),
         (
             f"PRAGMA application_id = {SQLiteEngine.APPLICATION_ID}; PRAGMA user_version = 2",
             " is of a newer version of this service; run that",
         ),
-        ("", ": file is not a database; mend it, move it or name another in DATABASE_URL"),
+        (
+            b"Dear diary," * 999,
+            ": file is not a database; mend it, move it or name another in DATABASE_URL",
+        ),
+        (b"", " is empty; put it back, or remove it for a new one"),
     ],
-    ids=["another program's", "a newer version's", "no database"],
+    ids=["another program's", "a newer version's", "no database", "empty"],
 )
-def test_a_file_that_cannot_be_used_stops_the_start(serve, database, statements, words):
+def test_a_file_that_cannot_be_used_stops_the_start(serve, database, content, words):
     """It is named, and stays as it is."""
-    if statements:
-        with contextlib.closing(sqlite3.connect(database)) as connection:
-            connection.executescript(statements)
+    if isinstance(content, bytes):
+        database.write_bytes(content)
     else:
-        database.write_bytes(b"Dear diary, " * 1000)
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.executescript(content)
     before = database.read_bytes()
     server = serve()
     assert server.wait() != 0
