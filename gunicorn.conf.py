@@ -68,7 +68,7 @@ def allow_descriptors(wanted: int) -> int:
     return have
 
 
-def check_start(found: "multiprocessing.SimpleQueue[tuple[str, str]]") -> None:
+def check_in_child(found: "multiprocessing.SimpleQueue[tuple[str, str]]") -> None:
     """Import the application, put what it says of its storage; end the start if it can't work."""
     import app
     from storage import StartRefused
@@ -89,7 +89,7 @@ def on_starting(server: Arbiter) -> None:
     os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
     processes = multiprocessing.get_context("fork")
     found = processes.SimpleQueue()
-    check = processes.Process(target=check_start, args=(found,))
+    check = processes.Process(target=check_in_child, args=(found,))
     check.start()
     check.join()
     if check.exitcode:
