@@ -250,7 +250,7 @@ class Worker(ThreadWorker):
     def make_room(self) -> None:
         """Let go of who waits longest: of those that send nothing, else of the idle, else of all.
 
-        Of the last it takes no more, but they get the answer to what has come.
+        One with a request under way is only read no further: it gets the answer to what has come.
         """
         now = time.monotonic()
         for idle in (self.pending_conns, self.keepalived_conns):
