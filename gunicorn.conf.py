@@ -1,7 +1,7 @@
 """How gunicorn runs the service. gunicorn reads this file by itself from where it is started.
 
-Contains nothing of what a request means; app.py does. The settings are at the end, after what they
-name: it is here since SIGHUP reads this file again. https://gunicorn.org/reference/settings/
+Contains nothing of what a request means; app.py does. The settings are at the end, after the
+classes that they name, which SIGHUP reads anew with them. https://gunicorn.org/reference/settings/
 """
 
 import contextlib
@@ -101,8 +101,8 @@ def when_ready(server: Arbiter) -> None:
     """Say what runs where, and how to store a plant if only this process knows the token."""
     software = f"Python {platform.python_version()}, gunicorn {__version__}, {server.storage}"
     size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} connections"
-    where = ", ".join(map(str, server.LISTENERS))
-    server.log.info("plants: %s; %s at %s", software, size, where)
+    addresses = ", ".join(map(str, server.LISTENERS))
+    server.log.info("plants: %s; %s at %s", software, size, addresses)
     if token_is_new:
         where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", str(server.LISTENERS[0]))
         print(

@@ -203,6 +203,12 @@ class Writers:
         """What a client does after each plant of its own."""
 
 
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def copy_service(folder: Path) -> list[str]:
     """Copy the service into a new folder; return the options that let gunicorn run the copy."""
     folder.mkdir()

@@ -14,7 +14,16 @@ import pytest
 from storage import is_thrown_away
 from tests.conftest import ROOT
 from tests.readme import block
-from tests.server import GUNICORN, HEADERS, PATIENCE, receive, wait_until
+from tests.server import (
+    GUNICORN,
+    HEADERS,
+    PATIENCE,
+    change,
+    copy_service,
+    free_port,
+    receive,
+    wait_until,
+)
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 
@@ -121,12 +130,11 @@ def test_a_request_id_leads_from_a_503_to_its_reason(serve, database):
 
 
 @on_sqlite
-def test_a_request_id_leads_from_a_500_to_its_traceback(serve, code):
+def test_a_request_id_leads_from_a_500_to_its_traceback(serve, tmp_path):
     """Which is in the lines before the one with the id."""
-    app = (code / "app.py").read_text()
-    assert '{"status": "ok"}' in app
-    (code / "app.py").write_text(app.replace('{"status": "ok"}', '{"status": ok}'))
-    server = serve(f"--chdir={code}", f"--config={code}/gunicorn.conf.py")
+    options = copy_service(tmp_path / "copy")
+    change(tmp_path / "copy" / "app.py", '{"status": "ok"}', '{"status": ok}')
+    server = serve(*options)
     server.may_fail = True
     status, headers, _ = server.request("GET", "/healthz")
     assert status == 500
@@ -144,8 +152,7 @@ def test_it_runs_in_the_environment_of_a_platform(serve, url, code, stored):
     """Heroku's gunicorn options, no home, and a code folder that can't be written to."""
     for folder in (code, code / "schemas", code / "static"):
         folder.chmod(0o555)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     # Rights bind root too without the capability to overrule them.
     bound = ["setpriv", "--bounding-set=-dac_override"] if os.getuid() == 0 else []
     server = serve(

@@ -28,6 +28,7 @@ from tests.server import (
     Writers,
     change,
     copy_service,
+    free_port,
     is_alive,
     receive,
     settings_with,
@@ -80,8 +81,7 @@ def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, st
     """From nothing to a plant that survives kill -9, with what a newcomer has before them."""
     procfile = (ROOT / "Procfile").read_text()
     assert procfile == "web: gunicorn\n"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = serve(
         command=["sh", "-c", f"exec {procfile.removeprefix('web: ')}"],
         PLANTS_TOKENS=None,

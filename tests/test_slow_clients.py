@@ -73,9 +73,7 @@ class Hog:
         self._connection = connection
         self._pause, self._size = pause, size
         self._next = time.monotonic() + pause
-        self._has_ended = (
-            False  # whether the server sends no more; it may still hold the connection
-        )
+        self._has_ended = False  # the server sends no more, but may still hold the connection
 
     def is_cut_off(self) -> bool:
         """Go on as before; return whether that is no longer possible."""

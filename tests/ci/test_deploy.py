@@ -17,16 +17,10 @@ import pytest
 
 from tests.conftest import ROOT, require_programs
 from tests.readme import block
-from tests.server import HEADERS, Server, wait_until
+from tests.server import HEADERS, Server, free_port, wait_until
 from tests.test_server import run_printed_curl
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
-
-
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def test_a_procfile_runner_starts_and_ends_the_service(
