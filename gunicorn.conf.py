@@ -15,14 +15,13 @@ import random
 import re
 import resource
 import secrets
-import select
 import socket
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from datetime import timedelta
 from http import HTTPStatus
 from operator import attrgetter
@@ -42,12 +41,18 @@ PARSE_STATUS = {
     errors.UnsupportedTransferCoding: 501,
 }
 REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
-MOMENT = 5  # milliseconds that a thread waits for the next request of its connection
+WHOLE_LIMIT = 2**13  # bytes of a request that is handled at once; gunicorn reads as many
+BATCH_LIMIT = 100  # answers that are held back while requests come in
+MOMENT = 0.002  # seconds that all wait for the storage, before it goes on meanwhile
+HOLD_LIMIT = 1.0  # seconds that an answer is held back; then a thread waits instead
 LINGER_LIMIT = 3.0  # seconds for a client that is still sending to read its answer
 END_DELAY = 0.5  # seconds from SIGTERM to when a worker begins to end
 SPARE_THREADS = 32  # that are kept though they have nothing to do
 CHUNK_LIMIT = 2**13  # pieces that a chunked body may come in
 CROWD = 0.9  # of worker_connections; where there are more, those that wait make room
+
+LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
+SPECIAL = re.compile(rb"\r\n(?:transfer-encoding|expect|upgrade)[ \t]*:", re.IGNORECASE)
 
 
 def number_from(variable: str, default: int, limit: int) -> int:
@@ -126,6 +131,12 @@ def pre_request(worker: ThreadWorker, request: Any) -> None:
         reader.parser = limited(reader.parser)
 
 
+def post_request(worker: ThreadWorker, req: Any, environ: dict[str, Any], resp: Any) -> None:
+    """Keep with an answer what is to be logged when it is sent."""
+    if resp is not None and isinstance(resp.sock, Answer):
+        resp.sock.logged = resp, req, environ
+
+
 def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Pass `chunks` on; raise ParseException, which ends the connection, if there are too many."""
     for count, chunk in enumerate(chunks, 1):
@@ -134,16 +145,46 @@ def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def follows(conn: TConn) -> bool:
-    """Whether another request is there, or comes within MOMENT.
+def whole_request(conn: TConn) -> bytes:
+    """What has come on a connection if it is one POST, nothing less and nothing more.
 
-    Then the same thread handles it; to hand it to another one takes longer than most requests.
+    Leaves it there to be read. Nothing that is special about a request's form (RFC 9112) is whole.
     """
-    if conn.parser.unreader.buf.getvalue():
-        return True
-    poll = select.poll()
-    poll.register(conn.sock, select.POLLIN)
-    return bool(poll.poll(MOMENT))
+    if conn.initialized and conn.parser.unreader.buf.getvalue():
+        return b""
+    try:
+        request = bytes(conn.sock.recv(WHOLE_LIMIT, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except (OSError, ValueError):  # nothing has come, or it is encrypted
+        return b""
+    head, _, body = request.partition(b"\r\n\r\n")
+    length = LENGTH.search(head)
+    if not head.startswith(b"POST ") or length is None or SPECIAL.search(head):
+        return b""
+    return request if len(body) == int(length[1]) else b""
+
+
+class Answer:
+    """Stands in for a connection's socket: keeps what is to be sent on it until that may be.
+
+    The application may ask for that (hold_back), so that it has not to wait for its storage.
+    """
+
+    def __init__(self, conn: TConn, request: bytes) -> None:
+        self.conn, self.request = conn, request
+        self.begun = time.monotonic()
+        self.keep = False  # the connection, after this
+        self.held = False
+        self.entry: Any = None  # in the storage's batch, if this is held back
+        self.logged: tuple[Any, ...] = ()  # what gunicorn logs
+        self.parts: list[bytes] = []
+        self.sendall = self.parts.append
+
+    def setblocking(self, flag: bool) -> None:
+        """Do nothing: this never blocks."""
+
+    def hold_back(self, entry: Any) -> None:
+        """Send this when `entry` is stored; if it can't be, handle the request once more."""
+        self.held, self.entry = True, entry
 
 
 class ThreadPool(Executor):
@@ -199,7 +240,9 @@ class Worker(ThreadWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.end_at = math.inf  # monotonic time
-        self.busy: set[TConn] = set()  # those that a thread is at, or will be at once
+        self.busy: set[TConn] = set()  # those with a request under way
+        self.held: list[Answer] = []
+        self.waiting: deque[tuple[float, list[Answer]]] = deque()  # and until when, monotonic time
 
     def get_thread_pool(self) -> Executor:
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
@@ -212,10 +255,13 @@ class Worker(ThreadWorker):
             self.method_queue.defer(int)  # which does nothing, but wakes the main loop
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
-        """Do what has come; then, when it is time, end."""
+        """Do what has come; if that was all, have it stored. Then, when it is time, end."""
         if self.sockets:
             timeout = min(timeout, max(self.end_at - time.monotonic(), 0))
-        super().wait_for_and_dispatch_events(timeout)
+        count = len(self.held)
+        super().wait_for_and_dispatch_events(0 if count else timeout)
+        if count and (count == len(self.held) or count >= BATCH_LIMIT):
+            self.store()
         if self.sockets and time.monotonic() >= self.end_at:
             self.end()
 
@@ -262,10 +308,101 @@ class Worker(ThreadWorker):
             min(busy, key=attrgetter("deadline")).deadline = now
 
     def enqueue_req(self, conn: TConn) -> None:
-        """Let a thread handle a request, for which there are REQUEST_LIMIT seconds from now."""
+        """Handle a request: at once if it is there as a whole, else in a thread, which may wait.
+
+        Most are, and to hand one to a thread and back takes longer than to handle it.
+        """
         self.begin(conn)
         self.busy.add(conn)
-        super().enqueue_req(conn)
+        request = whole_request(conn)
+        if not request:
+            self.hand_over(conn, self.handle)
+            return
+        conn.init()
+        conn.sock.setblocking(False)
+        answer = Answer(conn, request)
+        sock, conn.sock = conn.sock, answer
+        try:
+            answer.keep = super().handle(conn)
+        finally:
+            conn.sock = sock
+        if answer.held:
+            self.held.append(answer)
+        else:
+            self.send(answer)
+
+    def hand_over(self, conn: TConn, call: Callable[..., Any], *arguments: Any) -> None:
+        """Let a thread make a call that ends the handling of a request."""
+        future = self.tpool.submit(call, conn, *arguments)
+        future.add_done_callback(
+            lambda future: self.method_queue.defer(self.finish_request, conn, future)
+        )
+
+    def store(self) -> None:
+        """Have stored what is held back, and wait a moment for it.
+
+        Not to go on meanwhile takes less time, as both threads would want Python's global lock,
+        but a slow disk must not keep all others waiting.
+        """
+        held, self.held = self.held, []
+        stored = held[-1].entry.start()  # all others before it, or with it
+        if wait([stored], MOMENT).done:
+            self.release(held)
+        else:
+            self.waiting.append((time.monotonic() + HOLD_LIMIT, held))
+            stored.add_done_callback(lambda _: self.method_queue.defer(self.release, held))
+
+    def release(self, held: list[Answer]) -> None:
+        """Send the answers whose plants are stored by now; have the other requests handled again.
+
+        `held` is empty afterwards: it may be too late when the storage comes to it.
+        """
+        for answer in held:
+            if answer.entry.is_stored():
+                answer.held = False
+                passed = timedelta(seconds=time.monotonic() - answer.begun)
+                self.log.access(*answer.logged, passed)
+                answer.logged = ()  # which refers to this
+                self.send(answer)
+            else:
+                self.retry(answer)
+        held.clear()
+
+    def retry(self, answer: Answer) -> None:
+        """Let a thread handle the request once more, which finds out what to answer."""
+        answer.entry.withdraw()
+        answer.conn.parser.mesg = None  # as if it had not been read yet
+        answer.conn.parser.unreader.unread(answer.request)
+        self.hand_over(answer.conn, self.handle)
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer; where that is not done at once, in a thread."""
+        conn, data = answer.conn, b"".join(answer.parts)
+        try:
+            sent = conn.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the client has gone
+            sent, answer.keep = len(data), False
+        if answer.keep and sent == len(data):
+            self.busy.discard(conn)
+            kept: Future[bool] = Future()
+            kept.set_result(True)
+            self.finish_request(conn, kept)
+        else:
+            self.hand_over(conn, self.send_rest, data[sent:], answer.keep)
+
+    def send_rest(self, conn: TConn, data: bytes, keep: bool) -> bool:
+        """Send what the client was too slow for; close the connection unless it is to be kept."""
+        try:
+            with contextlib.suppress(OSError):
+                conn.sock.setblocking(True)
+                conn.sock.sendall(data)
+            if not keep:
+                self.linger(conn.sock)
+            return keep
+        finally:
+            self.busy.discard(conn)
 
     def begin(self, conn: TConn) -> None:
         """Let the time for a request begin, and for its answer to be read."""
@@ -276,6 +413,8 @@ class Worker(ThreadWorker):
         """Tell the master, at least every second, that all is well."""
         super().notify()
         self.cut_off_late()
+        while self.waiting and self.waiting[0][0] < time.monotonic():
+            self.release(self.waiting.popleft()[1])
 
     def cut_off_late(self) -> None:
         """Cut off who takes too long: first what it sends, so that it can still be told."""
@@ -286,16 +425,13 @@ class Worker(ThreadWorker):
                     conn.sock.shutdown(socket.SHUT_RD if now < conn.end else socket.SHUT_RDWR)
 
     def handle(self, conn: TConn) -> Any:
-        """Answer a request and those that follow at once.
+        """Answer a request in a thread.
 
         Returns what gunicorn's does: False to close, True to wait for another request, or a mark
         of its own if nothing has come yet.
         """
         try:
             keep = super().handle(conn)
-            while keep is True and follows(conn):
-                self.begin(conn)
-                keep = super().handle(conn)
             if keep is False:
                 self.linger(conn.sock)
             return keep
@@ -372,6 +508,8 @@ class Logger(glogging.Logger):
 
         Leaves out a /healthz that succeeds: platforms ask every few seconds.
         """
+        if getattr(resp.sock, "held", False):
+            return  # the worker calls again when it is sent
         if environ["PATH_INFO"] == "/healthz" and str(resp.status).startswith("200"):
             return
         request = f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"
@@ -419,4 +557,5 @@ keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a clo
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
 control_socket_disable = True  # nothing here is controlled through one
 http_parser = "python"  # not another one because a package of that name is there
+secure_scheme_headers: dict[str, str] = {}
 forwarder_headers = ""  # a client's SCRIPT_NAME or PATH_INFO would change the path of its request

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
 from operator import attrgetter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds until a plant that is not stored yet is given up
-GATHER_TIME = 0.0005  # seconds; a commit costs as much for one plant as for many
 CANCEL_LIMIT = 1.0  # seconds for a server to take notice that an answer is not waited for
 RECONNECT_PAUSE = 0.2  # seconds
 CHECK_LIMIT = 1.5  # seconds that a look at the storage may take
@@ -126,9 +126,8 @@ class Storage:
         """`wait_limit` is in seconds; the engine may take half of it for a write."""
         self._engine = engine
         self._wait_limit = wait_limit
-        self._group = GroupCommit(engine.turn, lambda batch: self._store(batch)[1], wait_limit)
-        self._checker = BackgroundThread()
-        self._check: Future[None] | None = None
+        # Half of the limit is for the write: the file may be locked by another program.
+        self._group = GroupCommit(engine.turn, lambda batch: self._store(batch)[1], wait_limit / 2)
 
     @classmethod
     def from_url(cls, url: str, identity: str = "", wait_limit: float = WAIT_LIMIT) -> "Storage":
@@ -154,7 +153,11 @@ class Storage:
         Raises Conflict if its id is another plant's, and Unavailable, after the wait limit at
         most (while the disk itself answers), if that can't be told.
         """
-        self._group.add(plant)
+        self._group.add(plant, self._wait_limit)
+
+    def submit(self, plant: Plant) -> "Entry":
+        """Begin to store `plant`, for those who have other work to do until it is stored."""
+        return self._group.submit(plant)
 
     def add_all(self, plants: Sequence[Plant]) -> tuple[int, list[Exception | None]]:
         """Store a batch in a process that has no other thread that stores.
@@ -165,16 +168,8 @@ class Storage:
             return self._store(plants)
 
     def check(self) -> None:
-        """Raise Unavailable unless the storage takes a write within CHECK_LIMIT seconds.
-
-        Writes in a thread of its own, as nothing ends the wait for a disk that hangs.
-        """
-        if self._check is None or self._check.done():
-            self._check = self._checker.submit(self._group.add, None)
-        try:
-            self._check.result(CHECK_LIMIT)
-        except FutureTimeoutError:
-            raise Unavailable(f"no answer from the storage for {CHECK_LIMIT} s") from None
+        """Raise Unavailable unless the storage takes a write within CHECK_LIMIT seconds."""
+        self._group.add(None, CHECK_LIMIT)
 
     def create(self) -> None:
         """Create the database if there is none, and see that it takes a write.
@@ -234,102 +229,108 @@ class Storage:
         ]
 
 
-class _Waiter:
-    """A thread's item in the group commit and, in the end, its outcome."""
+#: What came of each item of a batch, by its number.
+Outcomes: TypeAlias = Mapping[int, Exception | None]
 
-    __slots__ = ("has_left", "item", "leads", "next", "outcome", "settled", "wake")
 
-    def __init__(self, item: Plant | None) -> None:
-        self.item = item
-        self.leads = self.settled = self.has_left = False
-        self.outcome: BaseException | None = None
-        self.next: _Waiter | None = None  # whom to wake up
-        self.wake = threading.Lock()  # held until there is something to wake up for
-        self.wake.acquire()
+@dataclass
+class Batch:
+    """What is written together: items by number and, once somebody wants it, what came of them."""
+
+    items: dict[int, Plant | None] = field(default_factory=dict)
+    written: Future[Outcomes] | None = None
+
+
+@dataclass
+class Entry:
+    """An item, which is a plant or None for a look, on its way into the storage with a batch."""
+
+    group: "GroupCommit"
+    batch: Batch
+    number: int
+
+    def start(self) -> Future[Outcomes]:
+        """See to it that the batch is written; return what that will have come to."""
+        return self.group.start(self.batch)
+
+    def is_stored(self) -> bool:
+        """Whether it is there, durably, by now."""
+        written = self.batch.written
+        if written is None or not written.done() or written.exception():
+            return False
+        return written.result()[self.number] is None
+
+    def withdraw(self) -> None:
+        """Leave it out of the batch, unless that is being written already."""
+        self.group.withdraw(self)
 
 
 class GroupCommit:
-    """Writes what threads add at the same time as one batch.
+    """Writes what is submitted at the same time as one batch, in a thread of its own.
 
-    The first to come leads: it waits for the turn, takes all that is pending by then and writes
-    it, while the others, its followers, sleep. Then it makes the first of those that came
-    meanwhile the next leader, and wakes the first of those whose items it wrote, which wakes the
-    next. Each sleeps on a lock of its own, and they wake one by one: threads that wake at the same
-    time only meet again at Python's global lock.
+    A commit costs as much for many as for one. The thread waits for the turn first, and only then
+    closes the batch: what comes while it writes is the next one.
     """
 
     def __init__(
         self,
         turn: Callable[[float], contextlib.AbstractContextManager[None]],
         write: Callable[[list[Plant | None]], list[Exception | None]],
-        wait_limit: float,
+        turn_limit: float,
     ) -> None:
+        """`turn_limit` is in seconds."""
         self._turn = turn
         self._write = write
-        self._wait_limit = wait_limit
-        self._lock = threading.Lock()  # guards what follows, and what the waiters say of themselves
-        self._pending: list[_Waiter] = []
-        self._has_leader = False
-        self._has_company = False  # whether the last batch was one of several
+        self._turn_limit = turn_limit
+        self._writer = BackgroundThread()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # guards the batches
+        self._open = Batch()
 
-    def add(self, item: Plant | None) -> None:
+    def add(self, item: Plant | None, limit: float) -> None:
         """Return when a batch with `item` was written; raise what its outcome was instead."""
-        waiter = _Waiter(item)
-        deadline = time.monotonic() + self._wait_limit
-        with self._lock:
-            self._pending.append(waiter)
-            if not self._has_leader:
-                self._has_leader = waiter.leads = True
-        if not waiter.leads and not waiter.wake.acquire(timeout=self._wait_limit):
-            self._give_up(waiter)
-        if waiter.leads:
-            self._lead(waiter, deadline)
-        if waiter.next is not None:
-            waiter.next.wake.release()
-        if waiter.outcome is not None:
-            raise waiter.outcome
-
-    def _give_up(self, waiter: _Waiter) -> None:
-        """Stop waiting, unless the wait came to its end at this very moment."""
-        with self._lock:
-            if waiter.settled or waiter.leads:  # made leader: the others depend on it
-                return
-            waiter.has_left = True
-            if waiter in self._pending:
-                self._pending.remove(waiter)
-        raise Unavailable(
-            f"not stored within {self._wait_limit:g} s: the storage is too slow for this many"
-        )
-
-    def _lead(self, leader: _Waiter, deadline: float) -> None:
-        """Write one batch and hand over, whatever happens."""
-        batch: list[_Waiter] = []
-        outcomes: Sequence[BaseException | None] = []
+        entry = self.submit(item)
         try:
-            if self._has_company:
-                time.sleep(GATHER_TIME)
-            # Half of the limit is for the write: the file may be locked by another program.
-            latest = deadline - self._wait_limit / 2
-            with self._turn(latest - time.monotonic()):
-                with self._lock:
-                    batch, self._pending = self._pending, []
-                outcomes = self._write([waiter.item for waiter in batch])
-        except BaseException as error:
-            outcomes = [error] * max(len(batch), 1)
+            outcomes = entry.start().result(limit)
+        except FutureTimeoutError:
+            entry.withdraw()
+            raise Unavailable(f"no answer from the storage for {limit:g} s") from None
+        if (outcome := outcomes[entry.number]) is not None:
+            raise outcome
+
+    def submit(self, item: Plant | None) -> Entry:
+        """Put `item` in the batch that is open, to be written when its start() is called."""
         with self._lock:
-            if not batch:  # it failed before it took any: the others' turn may still come
-                self._pending.remove(leader)
-                batch = [leader]
-            self._has_company = len(batch) > 1
-            self._has_leader = bool(self._pending)
-            if self._has_leader:
-                self._pending[0].leads = True
-                self._pending[0].wake.release()
-            for waiter, outcome in zip(batch, outcomes, strict=True):
-                waiter.outcome, waiter.settled = outcome, True
-            asleep = [w for w in batch if w is not leader and not w.has_left]
-            for waiter, following in itertools.pairwise([leader, *asleep]):
-                waiter.next = following
+            entry = Entry(self, self._open, next(self._numbers))
+            self._open.items[entry.number] = item
+        return entry
+
+    def start(self, batch: Batch) -> Future[Outcomes]:
+        """See to it that `batch` is written, after those before it."""
+        with self._lock:
+            if batch.written is None:
+                batch.written = self._writer.submit(self._commit, batch)
+            return batch.written
+
+    def withdraw(self, entry: Entry) -> None:
+        """Leave it out of its batch, unless that is closed."""
+        with self._lock:
+            if entry.batch is self._open:
+                del self._open.items[entry.number]
+
+    def _commit(self, batch: Batch) -> Outcomes:
+        try:
+            with self._turn(self._turn_limit):
+                self._close(batch)
+                outcomes = self._write([*batch.items.values()])
+        finally:
+            self._close(batch)  # if the turn did not come, all fail
+        return dict(zip(batch.items, outcomes, strict=True))
+
+    def _close(self, batch: Batch) -> None:
+        with self._lock:
+            if self._open is batch:
+                self._open = Batch()
 
 
 class BackgroundThread:

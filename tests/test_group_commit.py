@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from storage import Conflict, GroupCommit, Plant, Storage, Unavailable
+from storage import Conflict, Plant, Storage, Unavailable
 from tests.server import PATIENCE, wait_until
 
 
@@ -95,7 +95,7 @@ def plants(*ids: int) -> list[Plant]:
 
 
 def pending(storage: Storage) -> int:
-    return len(storage._group._pending)
+    return len(storage._group._open.items)
 
 
 def add_while_writing(storage: Storage, engine: MemoryEngine, added: list[Plant]) -> list[Adder]:
@@ -110,15 +110,15 @@ def add_while_writing(storage: Storage, engine: MemoryEngine, added: list[Plant]
 
 
 def test_what_comes_during_a_commit_is_the_next_batch(storage, engine):
-    """The leader writes what is pending once, sorted by id, and the next leader all the others."""
+    """It is written as one, sorted by id."""
     adders = add_while_writing(storage, engine, plants(5, 9, 3, 7, 1))
     engine.go.set()
     assert [adder.outcome() for adder in adders] == [None] * 5
     assert engine.batches == [plants(5), plants(1, 3, 7, 9)]
 
 
-def test_what_comes_while_the_leader_waits_for_its_turn_is_in_its_batch(storage, engine):
-    """The pending list is drained only when the turn is there."""
+def test_what_comes_during_the_wait_for_the_turn_is_in_the_batch(storage, engine):
+    """It is closed only when the turn is there."""
     engine.turn_free.clear()
     adders = [Adder(storage, plant) for plant in plants(1, 2, 3)]
     wait_until(lambda: pending(storage) == 3)
@@ -127,8 +127,8 @@ def test_what_comes_while_the_leader_waits_for_its_turn_is_in_its_batch(storage,
     assert engine.batches == [plants(1, 2, 3)]
 
 
-def test_a_leader_goes_when_its_own_batch_is_written(storage, engine):
-    """The next batch is the work of one of those who wait for it."""
+def test_nobody_waits_for_the_next_batch(storage, engine):
+    """Who was in the first has the outcome though the second can't be written."""
     first, second = add_while_writing(storage, engine, plants(1, 2))
     engine.turn_free.clear()
     engine.go.set()
@@ -142,7 +142,7 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(storage, engine):
     """Duplicates, conflicts, a poison row and good plants in one batch."""
     storage.add(Plant(1, "one"))
     batch = [
-        Plant(0, "leader"),
+        Plant(0, "first"),
         Plant(1, "one"),
         Plant(1, "another one"),
         Plant(2, "two"),
@@ -171,18 +171,16 @@ def test_a_failing_engine_fails_its_batch_and_no_other(storage, engine):
 
 
 @pytest.mark.parametrize("failure", [Unavailable("no turn"), MemoryError(), SystemExit(1)])
-def test_a_leader_that_fails_before_it_has_the_batch_fails_alone(storage, engine, failure):
-    """The next of those who wait leads; the plant of the one that failed is not stored."""
+def test_a_turn_that_does_not_come_fails_the_batch_and_no_other(storage, engine, failure):
+    """All that wait are told; nothing of theirs is stored, and the next turn is as any other."""
     engine.turn_free.clear()
     engine.turn_failures = [failure]
-    leader = Adder(storage, Plant(1, "one"))
-    assert engine.turn_wanted.acquire(timeout=PATIENCE)
-    followers = [Adder(storage, plant) for plant in plants(2, 3, 4)]
-    wait_until(lambda: pending(storage) == 4)
+    adders = [Adder(storage, plant) for plant in plants(1, 2, 3)]
+    wait_until(lambda: pending(storage) == 3)
     engine.turn_free.set()
-    assert leader.outcome() is failure
-    assert [follower.outcome() for follower in followers] == [None] * 3
-    assert list(engine.rows()) == plants(2, 3, 4)
+    assert [adder.outcome() for adder in adders] == [failure] * 3
+    storage.add(Plant(4, "four"))
+    assert list(engine.rows()) == [Plant(4, "four")]
 
 
 def test_a_turn_that_cannot_be_had_ends_in_time_for_all(engine):
@@ -196,123 +194,60 @@ def test_a_turn_that_cannot_be_had_ends_in_time_for_all(engine):
     assert list(engine.rows()) == [Plant(4, "four")]
 
 
-class LateGroupCommit(GroupCommit):
-    """A group commit whose waiters give up only when they are let."""
-
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.gives_up = threading.Semaphore(0)
-        self.may_give_up = threading.Event()
-
-    def _give_up(self, waiter: object) -> None:
-        self.gives_up.release()
-        assert self.may_give_up.wait(PATIENCE)
-        super()._give_up(waiter)
-
-
-@pytest.fixture
-def group(storage: Storage, engine: MemoryEngine) -> LateGroupCommit:
-    """The storage's group commit, replaced by a late one."""
-    storage._group = LateGroupCommit(engine.turn, lambda batch: storage._store(batch)[1], PATIENCE)
-    return storage._group
-
-
-def add_late(storage: Storage, plant: Plant) -> Adder:
-    """Store a plant and return when its wait has run out but is not given up yet."""
-    storage._group._wait_limit = 0.01
-    adder = Adder(storage, plant)
-    assert storage._group.gives_up.acquire(timeout=PATIENCE)
-    storage._group._wait_limit = PATIENCE
-    return adder
-
-
-def test_a_wait_that_runs_out_before_the_write_stores_nothing(storage, engine, group):
+def test_a_wait_that_runs_out_before_the_write_stores_nothing(storage, engine):
     """A plant that nobody had begun to write is withdrawn."""
-    (leader,) = add_while_writing(storage, engine, plants(1))
-    late = add_late(storage, Plant(2, "plant 2"))
-    group.may_give_up.set()
-    assert isinstance(late.outcome(), Unavailable)
+    (first,) = add_while_writing(storage, engine, plants(1))
+    storage._wait_limit = 0.01
+    with pytest.raises(Unavailable, match=r"no answer from the storage for 0\.01 s"):
+        storage.add(Plant(2, "plant 2"))
     assert pending(storage) == 0
     engine.go.set()
-    assert leader.outcome() is None
+    assert first.outcome() is None
+    storage.check()  # in the batch that was the other's
     assert list(engine.rows()) == plants(1)
 
 
-def test_a_wait_that_runs_out_during_the_write_is_told_so(storage, engine, group):
+def test_a_wait_that_runs_out_during_the_write_is_told_so(storage, engine):
     """Whether the plant will be stored is unknown then; sending it again is a success."""
-    engine.turn_free.clear()
     engine.go.clear()
-    leader = Adder(storage, Plant(1, "plant 1"))
-    wait_until(lambda: pending(storage) == 1)
-    late = add_late(storage, Plant(2, "plant 2"))
-    engine.turn_free.set()
+    entry = storage.submit(Plant(1, "plant 1"))
+    written = entry.start()
     assert engine.writing.acquire(timeout=PATIENCE)
-    group.may_give_up.set()
-    assert isinstance(late.outcome(), Unavailable)
+    entry.withdraw()  # too late
+    assert not entry.is_stored()
     engine.go.set()
-    assert leader.outcome() is None
-    storage.add(Plant(2, "plant 2"))
-    assert list(engine.rows()) == plants(1, 2)
+    written.result(PATIENCE)
+    assert entry.is_stored()
+    storage.add(Plant(1, "plant 1"))
+    assert list(engine.rows()) == plants(1)
 
 
-def test_who_has_left_keeps_nobody_asleep(storage, engine, group):
-    """Each wakes the next, so those who are not there any more are passed over."""
-    engine.turn_free.clear()
-    engine.go.clear()
-    adders = [Adder(storage, Plant(1, "plant 1"))]
-    wait_until(lambda: pending(storage) == 1)
-    late = [add_late(storage, Plant(2, "plant 2"))]
-    adders.append(Adder(storage, Plant(3, "plant 3")))
-    wait_until(lambda: pending(storage) == 3)
-    late.append(add_late(storage, Plant(4, "plant 4")))
-    adders.append(Adder(storage, Plant(5, "plant 5")))
-    wait_until(lambda: pending(storage) == 5)
-    engine.turn_free.set()
-    assert engine.writing.acquire(timeout=PATIENCE)
-    group.may_give_up.set()
-    assert all(isinstance(adder.outcome(), Unavailable) for adder in late)
-    engine.go.set()
-    assert [adder.outcome() for adder in adders] == [None] * 3
-    assert engine.batches == [plants(1, 2, 3, 4, 5)]
+def test_what_is_submitted_is_written_when_somebody_starts_its_batch(storage, engine):
+    """Until then it gathers company; the outcome of each is its own."""
+    storage.add(Plant(1, "one"))
+    taken = storage.submit(Plant(1, "another one"))
+    withdrawn, new = (storage.submit(plant) for plant in plants(2, 3))
+    withdrawn.withdraw()
+    assert (pending(storage), len(engine.batches)) == (2, 1)
+    assert not new.is_stored()
+    storage.add(Plant(4, "plant 4"))
+    assert engine.batches[1] == [Plant(1, "another one"), *plants(3, 4)]
+    assert (taken.is_stored(), new.is_stored()) == (False, True)
+    assert new.start() is taken.start()  # it is written once
 
 
-@pytest.mark.parametrize("turn_is_free", [True, False])
-def test_a_follower_whose_wait_runs_out_as_it_is_made_leader(storage, engine, group, turn_is_free):
-    """It leads, if the turn is free at once, or hands over: who waits behind it is served."""
-    (leader,) = add_while_writing(storage, engine, plants(1))
-    late = add_late(storage, Plant(2, "plant 2"))
-    behind = Adder(storage, Plant(3, "plant 3"))
-    wait_until(lambda: pending(storage) == 2)
-    engine.go.set()
-    assert leader.outcome() is None  # and has made the late one leader
-    if not turn_is_free:
-        engine.turn_free.clear()
-    group.may_give_up.set()
-    if turn_is_free:
-        assert late.outcome() is None
-    else:
-        assert isinstance(late.outcome(), Unavailable)
-        engine.turn_free.set()
-    assert behind.outcome() is None
-    assert list(engine.rows()) == (plants(1, 2, 3) if turn_is_free else plants(1, 3))
-
-
-def test_a_follower_whose_wait_runs_out_as_its_plant_is_stored(storage, engine, group):
-    """What was settled in the meantime counts: it is no failure."""
-    leader, behind = add_while_writing(storage, engine, plants(1, 2))
-    late = add_late(storage, Plant(3, "plant 3"))
-    engine.go.set()
-    assert leader.outcome() is None
-    assert behind.outcome() is None  # its batch had the late one's plant
-    group.may_give_up.set()
-    assert late.outcome() is None
-    assert list(engine.rows()) == plants(1, 2, 3)
+def test_what_is_submitted_is_not_stored_if_its_batch_fails(storage, engine):
+    """Then nobody knows what became of it."""
+    engine.failure = Unavailable("disk I/O error")
+    entry = storage.submit(Plant(1, "one"))
+    assert isinstance(entry.start().exception(PATIENCE), Unavailable)
+    assert not entry.is_stored()
 
 
 def test_nobody_is_forgotten_whatever_fails(engine):
     """Many threads, waits that run out all the time, turns and writes that fail at random."""
     storage = Storage(engine, wait_limit=PATIENCE)
-    storage._group._wait_limit = 0.0005
+    storage._wait_limit = 0.0005
     chance = random.Random(7)
     answered: list[Plant] = []
     threads, rounds = 24, 150
@@ -346,7 +281,7 @@ def test_nobody_is_forgotten_whatever_fails(engine):
     for worker in workers:
         worker.join(PATIENCE)
         assert not worker.is_alive(), "a waiter was forgotten"
-    assert pending(storage) == 0 and not storage._group._has_leader
+    assert pending(storage) == 0
     assert len(answered) > 0
     assert all(engine.table[plant.id] == plant for plant in answered)
 
@@ -360,7 +295,6 @@ def test_a_look_at_the_storage_ends_in_time_though_the_storage_hangs(engine, sto
             storage.check()
     finally:
         engine.go.set()
-    wait_until(storage._check.done)
     storage.check()
 
 

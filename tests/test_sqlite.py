@@ -369,7 +369,7 @@ def test_a_turn_that_another_process_keeps_ends_in_time(storage, tmp_path, store
 def test_a_turn_that_is_given_back_is_taken(storage, tmp_path, stored):
     """Who waits for the turn gets it."""
     storage.check_start()
-    storage._group._wait_limit = 2 * PATIENCE
+    storage._wait_limit = storage._group._turn_limit = 2 * PATIENCE
     wanted = threading.Event()
     with turn_taken(tmp_path):
         submit = storage._engine._turn._thread.submit
