@@ -230,10 +230,14 @@ class ThreadPool(Executor):
 
 
 class Worker(ThreadWorker):
-    """gunicorn's thread worker, made to bear slow clients and to answer in the service's terms.
+    """gunicorn's thread worker, made fast, to bear slow clients, and to answer in our terms.
 
-    gunicorn itself wants a buffering proxy for them (gunicorn.org/deploy): its threads wait for
-    a client without limit (github.com/benoitc/gunicorn/issues/2652), and as many as it has threads
+    The main loop itself handles a request that is there as a whole. It holds the answer back until
+    the storage has written the plant, with all that came at the same time, and goes on meanwhile.
+    Any other request, and one whose plant could not be stored, is a thread's, which may wait.
+
+    gunicorn itself wants a buffering proxy for slow clients (gunicorn.org/deploy): its threads wait
+    for one without limit (github.com/benoitc/gunicorn/issues/2652), and as many as it has threads
     keep out all others.
     """
 
@@ -241,8 +245,8 @@ class Worker(ThreadWorker):
         super().__init__(*args, **kwargs)
         self.end_at = math.inf  # monotonic time
         self.busy: set[TConn] = set()  # those with a request under way
-        self.held: list[Answer] = []
-        self.waiting: deque[tuple[float, list[Answer]]] = deque()  # and until when, monotonic time
+        self.held: list[Answer] = []  # back, and not being stored yet
+        self.waiting: list[list[Answer]] = []  # those that are
 
     def get_thread_pool(self) -> Executor:
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
@@ -345,18 +349,21 @@ class Worker(ThreadWorker):
         but a slow disk must not keep all others waiting.
         """
         held, self.held = self.held, []
+        self.waiting.append(held)
         stored = held[-1].entry.start()  # all others before it, or with it
-        if wait([stored], MOMENT).done:
+        if len(self.waiting) == 1 and wait([stored], MOMENT).done:
             self.release(held)
         else:
-            self.waiting.append((time.monotonic() + HOLD_LIMIT, held))
             stored.add_done_callback(lambda _: self.method_queue.defer(self.release, held))
 
     def release(self, held: list[Answer]) -> None:
         """Send the answers whose plants are stored by now; have the other requests handled again.
 
-        `held` is empty afterwards: it may be too late when the storage comes to it.
+        Nothing is left to be done for what was not stored in time.
         """
+        if held not in self.waiting:
+            return
+        self.waiting.remove(held)
         for answer in held:
             if answer.entry.is_stored():
                 answer.held = False
@@ -366,10 +373,12 @@ class Worker(ThreadWorker):
                 self.send(answer)
             else:
                 self.retry(answer)
-        held.clear()
 
     def retry(self, answer: Answer) -> None:
-        """Let a thread handle the request once more, which finds out what to answer."""
+        """Let a thread handle the request once more, which finds out what to answer.
+
+        Its time in the log is that of the thread alone.
+        """
         answer.entry.withdraw()
         answer.conn.parser.mesg = None  # as if it had not been read yet
         answer.conn.parser.unreader.unread(answer.request)
@@ -393,16 +402,16 @@ class Worker(ThreadWorker):
             self.hand_over(conn, self.send_rest, data[sent:], answer.keep)
 
     def send_rest(self, conn: TConn, data: bytes, keep: bool) -> bool:
-        """Send what the client was too slow for; close the connection unless it is to be kept."""
+        """Send the rest of an answer; return whether the connection can be kept."""
         try:
-            with contextlib.suppress(OSError):
-                conn.sock.setblocking(True)
-                conn.sock.sendall(data)
-            if not keep:
-                self.linger(conn.sock)
-            return keep
-        finally:
-            self.busy.discard(conn)
+            conn.sock.setblocking(True)
+            conn.sock.sendall(data)
+        except OSError:
+            keep = False
+        if not keep:
+            self.linger(conn.sock)
+        self.busy.discard(conn)
+        return keep
 
     def begin(self, conn: TConn) -> None:
         """Let the time for a request begin, and for its answer to be read."""
@@ -413,8 +422,8 @@ class Worker(ThreadWorker):
         """Tell the master, at least every second, that all is well."""
         super().notify()
         self.cut_off_late()
-        while self.waiting and self.waiting[0][0] < time.monotonic():
-            self.release(self.waiting.popleft()[1])
+        while self.waiting and self.waiting[0][0].begun < time.monotonic() - HOLD_LIMIT:
+            self.release(self.waiting[0])
 
     def cut_off_late(self) -> None:
         """Cut off who takes too long: first what it sends, so that it can still be told."""
@@ -557,5 +566,8 @@ keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a clo
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
 control_socket_disable = True  # nothing here is controlled through one
 http_parser = "python"  # not another one because a package of that name is there
+# What a proxy, or a client, says of the request is not listened to, whoever it is: a SCRIPT_NAME or
+# PATH_INFO would change its path. To look up who it is would only cost time.
+forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-forwarder_headers = ""  # a client's SCRIPT_NAME or PATH_INFO would change the path of its request
+forwarded_allow_ips = "*"

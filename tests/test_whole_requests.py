@@ -1,0 +1,214 @@
+"""Requests that are there as a whole: no thread handles them, and their answers are held back.
+
+A client must not be able to tell, but for the time that it takes.
+"""
+
+import contextlib
+import json
+import re
+import runpy
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.server import PATIENCE, ROOT, TOKEN, Server, settings_with, usage, wait_until
+from tests.test_server import HEAD, MONSTERA, answers, receive_answer
+
+ENOUGH = 1  # seconds in which what must not happen would have happened
+
+
+def post(plant: object, *headers: bytes, head: bytes = HEAD) -> bytes:
+    """A request to store `plant`."""
+    body = plant if isinstance(plant, bytes) else json.dumps(plant).encode()
+    lines = b"".join(header + b"\r\n" for header in headers)
+    return head + lines + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+UNAUTHORIZED = post(MONSTERA, head=HEAD.replace(TOKEN.encode(), b"x" * 20))
+REQUESTS = {
+    "new": post({"id": 8, "name": "Ivy"}),
+    "the same again": post(MONSTERA),
+    "a conflict": post({**MONSTERA, "name": "Ivy"}),
+    "a conflict, and the last": post({**MONSTERA, "name": "Ivy"}, b"Connection: close"),
+    "a new plant, and the last": post({"id": 9, "name": "Ivy"}, b"Connection: close"),
+    "HTTP/1.0": post({"id": 10, "name": "Ivy"}, head=HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")),
+    "no plant": post({"id": "x"}),
+    "nothing": post(b""),
+    "no token": UNAUTHORIZED,
+    "another path": post(MONSTERA, head=HEAD.replace(b"/plants", b"/")),
+    "another type": post(MONSTERA, head=HEAD.replace(b"application/json", b"text/plain")),
+    "two lengths": post(MONSTERA, b"Content-Length: 46"),
+    "a bad header": post(MONSTERA, b"a b: c"),
+}
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """SQLite alone: what is tested here is the server."""
+    return f"sqlite:///{database}"
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Another program keeps the service from storing anything."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        yield
+        lock.execute("ROLLBACK")
+
+
+def is_unanswered(connection: socket.socket) -> bool:
+    """Whether nothing has come on a connection."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK) and False
+    except BlockingIOError:
+        return True
+    finally:
+        connection.settimeout(PATIENCE)
+
+
+def used(server: Server) -> socket.socket:
+    """A connection on which a request was answered already, as most are."""
+    connection = server.connect()
+    connection.sendall(post(MONSTERA))
+    assert answers(receive_answer(connection))[0][0] == 200
+    return connection
+
+
+def whole(data: bytes) -> bytes:
+    """What the server sees as a whole request when `data` has come."""
+    settings = runpy.run_path(str(ROOT / "gunicorn.conf.py"))
+    client, sock = socket.socketpair()
+    with client, sock:
+        client.sendall(data)
+        return settings["whole_request"](SimpleNamespace(initialized=False, sock=sock))
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_a_request_in_one_piece_is_answered_as_one_in_two(serve, request_):
+    """Byte for byte but for the id of the request; and so it is with what follows."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert whole(request_)
+    found = []
+    for pieces in ([request_], [request_[:30], request_[30:]]):
+        with used(server) as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.05)
+            data = receive_answer(connection)
+            with contextlib.suppress(OSError):
+                connection.sendall(post(MONSTERA))
+                if after := connection.recv(2**16):
+                    data += after
+        found.append(re.sub(rb"(X-Request-ID|Date): [^\r]+", rb"\1", data))
+    assert found[0] == found[1]
+    assert len(re.findall('" [0-9]{3} ', server.out)) == 2 * len(answers(found[0])) + 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"POST",
+        REQUESTS["new"][:-1],
+        REQUESTS["new"] + b"P",
+        HEAD + b"\r\n",
+        b"GET /openapi.json HTTP/1.1\r\n\r\n",
+        post({"id": 8, "name": "x" * 2**13}),
+        post(MONSTERA, b"Expect: 100-continue"),
+        post(MONSTERA, b"expect : 100-continue"),
+        post(MONSTERA, b"TRANSFER-ENCODING: chunked"),
+        post(MONSTERA, b"Upgrade: h2c", b"Connection: Upgrade"),
+        REQUESTS["new"].replace(b"\r\n", b"\n"),
+    ],
+)
+def test_what_may_have_to_wait_is_not_whole(data):
+    """A thread looks into it."""
+    assert not whole(data)
+
+
+def test_a_storage_that_hangs_keeps_no_other_request_waiting(serve, database):
+    """The answer is held back, without a thread for it, and given when the plant is stored."""
+    server = serve(settings_with(database.parent, HOLD_LIMIT=600), WEB_CONCURRENCY="1")
+    (worker,) = server.workers(1)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(used(server)) for _ in range(50)]
+        other = stack.enter_context(used(server))
+        with locked(database):
+            for number, client in enumerate(clients):
+                client.sendall(post({"id": 100 + number, "name": "Ivy"}))
+            other.sendall(UNAUTHORIZED)
+            assert answers(receive_answer(other))[0][0] == 401
+            assert all(map(is_unanswered, clients))
+            assert usage(worker).threads < len(clients)
+        found = [answers(receive_answer(client)) for client in clients]
+    assert found == [[(200, {"name": "Ivy"})]] * len(clients)
+
+
+def test_an_answer_is_not_held_back_for_ever(serve, database, stored):
+    """Threads wait from then on; each request is answered, logged and stored once."""
+    server = serve(settings_with(database.parent, HOLD_LIMIT=0.1), WEB_CONCURRENCY="1")
+    (worker,) = server.workers(1)
+    numbers = range(100, 150)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(used(server)) for _ in numbers]
+        with locked(database):
+            for number, client in zip(numbers, clients, strict=True):
+                client.sendall(post({"id": number, "name": "Ivy"}, b"X-Request-ID: n%d" % number))
+            wait_until(lambda: usage(worker).threads > len(clients))
+            assert all(map(is_unanswered, clients))
+        found = [answers(receive_answer(client)) for client in clients]
+    assert found == [[(200, {"name": "Ivy"})]] * len(clients)
+    lines = wait_until(lambda: len(found := re.findall(r"n1\d\d\n", server.out)) >= 50 and found)
+    assert sorted(lines) == [f"n{number}\n" for number in numbers]
+    assert stored() == [(7, "Monstera", "indoor"), *((number, "Ivy", None) for number in numbers)]
+
+
+def test_the_time_in_the_log_is_that_until_the_answer(serve, database):
+    """The wait for the storage is part of it."""
+    server = serve(settings_with(database.parent, HOLD_LIMIT=600), WEB_CONCURRENCY="1")
+    with used(server) as client:
+        with locked(database):
+            client.sendall(post({"id": 8, "name": "Ivy"}, b"X-Request-ID: held"))
+            time.sleep(ENOUGH)
+            assert "held" not in server.out
+        receive_answer(client)
+    (held,) = wait_until(lambda: re.findall(r'" 200 \d+ ([\d.]+)s held\n', server.out))
+    assert ENOUGH / 2 < float(held) < 600
+
+
+def test_a_client_that_reads_late_gets_all_answers(serve, database):
+    """What it has no room for yet is sent by a thread, and nobody else waits for that."""
+    server = serve(WEB_CONCURRENCY="1")
+    limit, name = 2000, "x" * 7000
+
+    def is_stored(number: int) -> bool:
+        until = time.monotonic() + ENOUGH
+        while time.monotonic() < until:
+            if table.execute("SELECT 1 FROM plants WHERE id = ?", [number]).fetchone():
+                return True
+        return False
+
+    with contextlib.ExitStack() as stack:
+        other, client = stack.enter_context(used(server)), stack.enter_context(socket.socket())
+        table = stack.enter_context(contextlib.closing(sqlite3.connect(database)))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.settimeout(PATIENCE)
+        client.connect(("127.0.0.1", server.port))
+        for sent in range(1, limit):  # until the answers fill what there is between the two
+            client.sendall(post({"id": 100 + sent, "name": name}))
+            if not is_stored(100 + sent):
+                break
+        assert 1 < sent < limit - 1
+        other.sendall(post(MONSTERA))
+        assert answers(receive_answer(other))[0][0] == 200
+        data = b""
+        while data.count(b"HTTP/1.1 200") < sent or not data.endswith(b"}"):
+            data += client.recv(2**16)
+    assert answers(data) == [(200, {"name": name})] * sent
