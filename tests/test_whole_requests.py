@@ -16,7 +16,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.server import PATIENCE, ROOT, TOKEN, Server, settings_with, usage, wait_until
+from tests.server import (
+    PATIENCE,
+    ROOT,
+    TOKEN,
+    Server,
+    change,
+    copy_service,
+    settings_with,
+    usage,
+    wait_until,
+)
 from tests.test_server import HEAD, MONSTERA, answers, receive_answer
 
 ENOUGH = 1  # seconds in which what must not happen would have happened
@@ -151,9 +161,11 @@ def test_a_storage_that_hangs_keeps_no_other_request_waiting(serve, database):
     assert found == [[(200, {"name": "Ivy"})]] * len(clients)
 
 
-def test_an_answer_is_not_held_back_for_ever(serve, database, stored):
+def test_an_answer_is_not_held_back_for_ever(serve, database, stored, tmp_path):
     """Threads wait from then on; each request is answered, logged and stored once."""
-    server = serve(settings_with(database.parent, HOLD_LIMIT=0.1), WEB_CONCURRENCY="1")
+    options = copy_service(tmp_path / "copy")
+    change(tmp_path / "copy" / "storage.py", "WAIT_LIMIT = 10.0", "WAIT_LIMIT = 600.0")
+    server = serve(*options, WEB_CONCURRENCY="1")
     (worker,) = server.workers(1)
     numbers = range(100, 150)
     with contextlib.ExitStack() as stack:

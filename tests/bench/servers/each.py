@@ -1,21 +1,20 @@
-"""A commit for each request: the service, its group commit bypassed."""
-
-import threading
+"""A commit for each request: the service, but with one plant in each batch."""
 
 from app import create_app, read_environment
-from storage import Plant
+from storage import Entry, GroupCommit, Plant
+
+
+class CommitEach(GroupCommit):
+    """Closes a batch as soon as there is something in it."""
+
+    def submit(self, item: Plant | None) -> Entry:
+        """Begin to write `item` on its own."""
+        entry = super().submit(item)
+        entry.start()
+        self._close(entry.batch)
+        return entry
+
 
 storage, tokens, origins = read_environment()
-lock = threading.Lock()
-
-
-def add(plant: Plant) -> None:
-    """Store a plant on its own."""
-    with lock:
-        (outcome,) = storage.add_all([plant])[1]
-    if outcome is not None:
-        raise outcome
-
-
-storage.add = add  # type: ignore[method-assign]
+storage._group.__class__ = CommitEach
 app = create_app(storage, tokens, origins)
