@@ -42,7 +42,6 @@ PARSE_STATUS = {
 }
 REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
 WHOLE_LIMIT = 2**13  # bytes of a request that is handled at once; gunicorn reads as many
-BATCH_LIMIT = 100  # answers that are held back while requests come in
 MOMENT = 0.002  # seconds that all wait for the storage, before it goes on meanwhile
 HOLD_LIMIT = 1.0  # seconds that an answer is held back; then a thread waits instead
 LINGER_LIMIT = 3.0  # seconds for a client that is still sending to read its answer
@@ -264,7 +263,7 @@ class Worker(ThreadWorker):
             timeout = min(timeout, max(self.end_at - time.monotonic(), 0))
         count = len(self.held)
         super().wait_for_and_dispatch_events(0 if count else timeout)
-        if count and (count == len(self.held) or count >= BATCH_LIMIT):
+        if count and count == len(self.held):
             self.store()
         if self.sockets and time.monotonic() >= self.end_at:
             self.end()
@@ -389,10 +388,8 @@ class Worker(ThreadWorker):
         conn, data = answer.conn, b"".join(answer.parts)
         try:
             sent = conn.sock.send(data)
-        except BlockingIOError:
+        except OSError:  # there is no room for it, or the client has gone
             sent = 0
-        except OSError:  # the client has gone
-            sent, answer.keep = len(data), False
         if answer.keep and sent == len(data):
             self.busy.discard(conn)
             kept: Future[bool] = Future()

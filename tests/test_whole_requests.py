@@ -224,3 +224,19 @@ def test_a_client_that_reads_late_gets_all_answers(serve, database):
         while data.count(b"HTTP/1.1 200") < sent or not data.endswith(b"}"):
             data += client.recv(2**16)
     assert answers(data) == [(200, {"name": name})] * sent
+
+
+def test_the_rest_of_a_request_is_not_a_whole_one(serve):
+    """Though it looks like one, and comes apart from the request's head."""
+    server = serve(WEB_CONCURRENCY="1")
+    rest = REQUESTS["new"]
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % (len(rest) + 1)
+    first = post(MONSTERA, b"X-Filling: ")
+    first = post(MONSTERA, b"X-Filling: " + b"x" * (2**13 - len(first + head)))
+    assert len(first + head) == 2**13  # which is what gunicorn reads at once
+    with used(server) as client:
+        client.sendall(first + head + rest)
+        assert answers(receive_answer(client))[0][0] == 200
+        client.sendall(b"}")
+        ((status, error),) = answers(receive_answer(client))
+    assert (status, error["message"][:21]) == (400, "the plant is not JSON")
