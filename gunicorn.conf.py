@@ -15,6 +15,7 @@ import random
 import re
 import resource
 import secrets
+import select
 import socket
 import sys
 import threading
@@ -23,9 +24,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from operator import attrgetter
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from gunicorn import __version__, glogging
@@ -41,9 +43,10 @@ PARSE_STATUS = {
     errors.UnsupportedTransferCoding: 501,
 }
 REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
-WHOLE_LIMIT = 2**13  # bytes of a request that is handled at once; gunicorn reads as many
-MOMENT = 0.002  # seconds that all wait for the storage, before it goes on meanwhile
-HOLD_LIMIT = 1.0  # seconds that an answer is held back; then a thread waits instead
+WHOLE_LIMIT = 2**13  # bytes of a request that is handled at once: as many as gunicorn's recv takes
+GATHER_LIMIT = 0.01  # seconds that an answer waits for others to be stored with it
+MOMENT = 0.002  # seconds that the main loop waits for the storage, before it goes on without it
+HOLD_LIMIT = 1.0  # seconds, or one more, that an answer is held back; then a thread waits instead
 LINGER_LIMIT = 3.0  # seconds for a client that is still sending to read its answer
 END_DELAY = 0.5  # seconds from SIGTERM to when a worker begins to end
 SPARE_THREADS = 32  # that are kept though they have nothing to do
@@ -130,12 +133,6 @@ def pre_request(worker: ThreadWorker, request: Any) -> None:
         reader.parser = limited(reader.parser)
 
 
-def post_request(worker: ThreadWorker, req: Any, environ: dict[str, Any], resp: Any) -> None:
-    """Keep with an answer what is to be logged when it is sent."""
-    if resp is not None and isinstance(resp.sock, Answer):
-        resp.sock.logged = resp, req, environ
-
-
 def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Pass `chunks` on; raise ParseException, which ends the connection, if there are too many."""
     for count, chunk in enumerate(chunks, 1):
@@ -147,13 +144,14 @@ def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def whole_request(conn: TConn) -> bytes:
     """What has come on a connection if it is one POST, nothing less and nothing more.
 
-    Leaves it there to be read. Nothing that is special about a request's form (RFC 9112) is whole.
+    Leaves it there to be read. What has Transfer-Encoding, Expect or Upgrade is never whole; what
+    gunicorn refuses may be.
     """
-    if conn.initialized and conn.parser.unreader.buf.getvalue():
+    if conn.cfg.is_ssl or (conn.initialized and conn.parser.unreader.buf.getvalue()):
         return b""
     try:
         request = bytes(conn.sock.recv(WHOLE_LIMIT, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except (OSError, ValueError):  # nothing has come, or it is encrypted
+    except OSError:  # nothing has come
         return b""
     head, _, body = request.partition(b"\r\n\r\n")
     length = LENGTH.search(head)
@@ -163,27 +161,33 @@ def whole_request(conn: TConn) -> bytes:
 
 
 class Answer:
-    """Stands in for a connection's socket: keeps what is to be sent on it until that may be.
+    """Stands in for a connection's socket, and keeps what is to be sent on it and logged.
 
-    The application may ask for that (hold_back), so that it has not to wait for its storage.
+    The application may ask for that to wait (hold_back), so that it has not to wait itself.
     """
 
     def __init__(self, conn: TConn, request: bytes) -> None:
         self.conn, self.request = conn, request
         self.begun = time.monotonic()
         self.keep = False  # the connection, after this
-        self.held = False
         self.entry: Any = None  # in the storage's batch, if this is held back
-        self.logged: tuple[Any, ...] = ()  # what gunicorn logs
+        self.log: Callable[[], object] = bool  # which does nothing
         self.parts: list[bytes] = []
         self.sendall = self.parts.append
+
+    def hold_back(self, entry: Any) -> None:
+        """Send this when `entry` is stored; if it can't be, handle the request once more."""
+        self.entry = entry
 
     def setblocking(self, flag: bool) -> None:
         """Do nothing: this never blocks."""
 
-    def hold_back(self, entry: Any) -> None:
-        """Send this when `entry` is stored; if it can't be, handle the request once more."""
-        self.held, self.entry = True, entry
+    def shutdown(self, how: int) -> None:
+        """Raise OSError: it is `keep` that ends the connection."""
+        raise OSError("this is not the socket")
+
+    def close(self) -> None:
+        """Do nothing, for the same reason."""
 
 
 class ThreadPool(Executor):
@@ -244,8 +248,8 @@ class Worker(ThreadWorker):
         super().__init__(*args, **kwargs)
         self.end_at = math.inf  # monotonic time
         self.busy: set[TConn] = set()  # those with a request under way
-        self.held: list[Answer] = []  # back, and not being stored yet
-        self.waiting: list[list[Answer]] = []  # those that are
+        self.held: list[Answer] = []  # back, to be stored together
+        self.storing: list[list[Answer]] = []  # those for which that was begun
 
     def get_thread_pool(self) -> Executor:
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
@@ -258,13 +262,13 @@ class Worker(ThreadWorker):
             self.method_queue.defer(int)  # which does nothing, but wakes the main loop
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
-        """Do what has come; if that was all, have it stored. Then, when it is time, end."""
+        """Do what has come; if there was nothing more to store, store. When it is time, end."""
         if self.sockets:
             timeout = min(timeout, max(self.end_at - time.monotonic(), 0))
-        count = len(self.held)
-        super().wait_for_and_dispatch_events(0 if count else timeout)
-        if count and count == len(self.held):
-            self.store()
+        before = len(self.held)
+        super().wait_for_and_dispatch_events(0 if self.held else timeout)
+        if before and (len(self.held) == before or is_past(self.held[0].begun + GATHER_LIMIT)):
+            self.store_held()
         if self.sockets and time.monotonic() >= self.end_at:
             self.end()
 
@@ -329,10 +333,10 @@ class Worker(ThreadWorker):
             answer.keep = super().handle(conn)
         finally:
             conn.sock = sock
-        if answer.held:
-            self.held.append(answer)
-        else:
+        if answer.entry is None:
             self.send(answer)
+        else:
+            self.held.append(answer)
 
     def hand_over(self, conn: TConn, call: Callable[..., Any], *arguments: Any) -> None:
         """Let a thread make a call that ends the handling of a request."""
@@ -341,34 +345,30 @@ class Worker(ThreadWorker):
             lambda future: self.method_queue.defer(self.finish_request, conn, future)
         )
 
-    def store(self) -> None:
-        """Have stored what is held back, and wait a moment for it.
+    def store_held(self) -> None:
+        """Have the plants stored whose answers are held back, and wait a moment for that.
 
         Not to go on meanwhile takes less time, as both threads would want Python's global lock,
         but a slow disk must not keep all others waiting.
         """
-        held, self.held = self.held, []
-        self.waiting.append(held)
-        stored = held[-1].entry.start()  # all others before it, or with it
-        if len(self.waiting) == 1 and wait([stored], MOMENT).done:
-            self.release(held)
+        answers, self.held = self.held, []
+        self.storing.append(answers)
+        written = answers[-1].entry.start_batch()  # all others before it, or with it
+        if len(self.storing) == 1 and wait([written], MOMENT).done:
+            self.release(answers)
         else:
-            stored.add_done_callback(lambda _: self.method_queue.defer(self.release, held))
+            written.add_done_callback(lambda _: self.method_queue.defer(self.release, answers))
 
-    def release(self, held: list[Answer]) -> None:
-        """Send the answers whose plants are stored by now; have the other requests handled again.
+    def release(self, answers: list[Answer]) -> None:
+        """Send those whose plants are stored by now; have the other requests handled once more.
 
-        Nothing is left to be done for what was not stored in time.
+        Does nothing if notify() has let them go already.
         """
-        if held not in self.waiting:
+        if answers not in self.storing:
             return
-        self.waiting.remove(held)
-        for answer in held:
+        self.storing.remove(answers)
+        for answer in answers:
             if answer.entry.is_stored():
-                answer.held = False
-                passed = timedelta(seconds=time.monotonic() - answer.begun)
-                self.log.access(*answer.logged, passed)
-                answer.logged = ()  # which refers to this
                 self.send(answer)
             else:
                 self.retry(answer)
@@ -384,31 +384,33 @@ class Worker(ThreadWorker):
         self.hand_over(answer.conn, self.handle)
 
     def send(self, answer: Answer) -> None:
-        """Send an answer; where that is not done at once, in a thread."""
+        """Send an answer and log it; what has to wait for that, or for the end, is a thread's."""
         conn, data = answer.conn, b"".join(answer.parts)
-        try:
-            sent = conn.sock.send(data)
-        except OSError:  # there is no room for it, or the client has gone
-            sent = 0
-        if answer.keep and sent == len(data):
+        with contextlib.suppress(OSError):  # there is no room for it, or the client has gone
+            data = data[conn.sock.send(data) :]
+        if answer.keep and not data and self.log.has_room():
+            answer.log()
             self.busy.discard(conn)
             kept: Future[bool] = Future()
             kept.set_result(True)
             self.finish_request(conn, kept)
         else:
-            self.hand_over(conn, self.send_rest, data[sent:], answer.keep)
+            self.hand_over(conn, self.finish_sending, data, answer)
 
-    def send_rest(self, conn: TConn, data: bytes, keep: bool) -> bool:
-        """Send the rest of an answer; return whether the connection can be kept."""
+    def finish_sending(self, conn: TConn, data: bytes, answer: Answer) -> bool:
+        """Send the rest; if the connection is to end, let the client read it first."""
         try:
             conn.sock.setblocking(True)
             conn.sock.sendall(data)
         except OSError:
-            keep = False
-        if not keep:
-            self.linger(conn.sock)
-        self.busy.discard(conn)
-        return keep
+            answer.keep = False
+        try:
+            answer.log()
+            if not answer.keep:
+                self.linger(conn.sock)
+            return answer.keep
+        finally:
+            self.busy.discard(conn)
 
     def begin(self, conn: TConn) -> None:
         """Let the time for a request begin, and for its answer to be read."""
@@ -416,11 +418,11 @@ class Worker(ThreadWorker):
         conn.end = conn.deadline + LINGER_LIMIT
 
     def notify(self) -> None:
-        """Tell the master, at least every second, that all is well."""
+        """Tell the master, at least every second, that all is well; let go of what takes long."""
         super().notify()
         self.cut_off_late()
-        while self.waiting and self.waiting[0][0].begun < time.monotonic() - HOLD_LIMIT:
-            self.release(self.waiting[0])
+        while self.storing and is_past(self.storing[0][0].begun + HOLD_LIMIT):
+            self.release(self.storing[0])
 
     def cut_off_late(self) -> None:
         """Cut off who takes too long: first what it sends, so that it can still be told."""
@@ -483,8 +485,23 @@ class Worker(ThreadWorker):
         with contextlib.suppress(OSError):
             client.sendall(head.encode() + body)
         # Not what it says: a broken header can have a token in it.
-        host = addr[0] if isinstance(addr, tuple) else ""
-        self.log.line(host, type(exc).__name__, str(status), len(body), 0.0, request_id)
+        host, what = addr[0] if isinstance(addr, tuple) else "", type(exc).__name__
+        now = time.monotonic()
+        self.log.when_sent(client, host, what, str(status), len(body), now, request_id)
+
+
+def is_past(moment: float) -> bool:
+    """Whether it is later, in monotonic time."""
+    return time.monotonic() > moment
+
+
+def can_write(stream: TextIO) -> bool:
+    """Whether the next write will not block."""
+    poll = select.poll()
+    with contextlib.suppress(ValueError):  # it is closed
+        poll.register(stream, select.POLLOUT)
+        return bool(poll.poll(0))
+    return True
 
 
 def is_plain(handler: Any) -> bool:
@@ -514,24 +531,35 @@ class Logger(glogging.Logger):
 
         Leaves out a /healthz that succeeds: platforms ask every few seconds.
         """
-        if getattr(resp.sock, "held", False):
-            return  # the worker calls again when it is sent
         if environ["PATH_INFO"] == "/healthz" and str(resp.status).startswith("200"):
             return
         request = f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"
         request_id = environ.get("plants.request_id", "-")
         host, status = environ["REMOTE_ADDR"], str(resp.status)[:3]
-        self.line(host, request, status, resp.sent, request_time.total_seconds(), request_id)
+        begun = time.monotonic() - request_time.total_seconds()
+        self.when_sent(resp.sock, host, request, status, resp.sent, begun, request_id)
+
+    def when_sent(self, sock: Any, *line: Any) -> None:
+        """Write a line, or leave that to who sends what an Answer has in place of a socket."""
+        if hasattr(sock, "log"):
+            sock.log = partial(self.line, *line)
+        else:
+            self.line(*line)
+
+    def has_room(self) -> bool:
+        """Whether a line can be written at once: what reads the log may have stopped."""
+        handlers: list[Any] = self.access_log.handlers
+        return all(can_write(handler.stream) for handler in handlers if is_plain(handler))
 
     def line(
-        self, host: str, request: str, status: str, sent: int, seconds: float, request_id: str
+        self, host: str, request: str, status: str, sent: int, begun: float, request_id: str
     ) -> None:
         """Write a line of the Common Log Format, then the time taken and the id of the request."""
         if not self.access_log_enabled:
             return
         text = (
             f'{quote(host, ":") or "-"} - - {self.now()} "{request[:2000]}" '
-            f"{status} {sent} {seconds:.4f}s {request_id}"
+            f"{status} {sent} {time.monotonic() - begun:.4f}s {request_id}"
         )
         handlers: list[Any] = self.access_log.handlers
         if not all(map(is_plain, handlers)):

@@ -156,7 +156,7 @@ class Storage:
         self._group.add(plant, self._wait_limit)
 
     def submit(self, plant: Plant) -> "Entry":
-        """Begin to store `plant`, for those who have other work to do until it is stored."""
+        """Put `plant` into the batch that is written next, once its start_batch() is called."""
         return self._group.submit(plant)
 
     def add_all(self, plants: Sequence[Plant]) -> tuple[int, list[Exception | None]]:
@@ -229,36 +229,33 @@ class Storage:
         ]
 
 
-#: What came of each item of a batch, by its number.
-Outcomes: TypeAlias = Mapping[int, Exception | None]
-
-
-@dataclass
+@dataclass(eq=False)
 class Batch:
-    """What is written together: items by number and, once somebody wants it, what came of them."""
+    """What is written together."""
 
-    items: dict[int, Plant | None] = field(default_factory=dict)
-    written: Future[Outcomes] | None = None
+    entries: "list[Entry]" = field(default_factory=list)
+    written: Future[None] | None = None  # once somebody wants it written
+    obstacle: str = ""  # why that has to wait
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
-    """An item, which is a plant or None for a look, on its way into the storage with a batch."""
+    """A plant, or None for a look at the storage, on its way into the storage with a batch."""
 
     group: "GroupCommit"
     batch: Batch
-    number: int
+    item: Plant | None
+    outcome: Exception | None = None  # what kept it out when the batch was written
 
-    def start(self) -> Future[Outcomes]:
-        """See to it that the batch is written; return what that will have come to."""
+    def start_batch(self) -> Future[None]:
+        """See to it that the batch is written; return what tells when it is."""
         return self.group.start(self.batch)
 
     def is_stored(self) -> bool:
         """Whether it is there, durably, by now."""
         written = self.batch.written
-        if written is None or not written.done() or written.exception():
-            return False
-        return written.result()[self.number] is None
+        is_written = written is not None and written.done() and written.exception() is None
+        return is_written and self.outcome is None
 
     def withdraw(self) -> None:
         """Leave it out of the batch, unless that is being written already."""
@@ -278,12 +275,11 @@ class GroupCommit:
         write: Callable[[list[Plant | None]], list[Exception | None]],
         turn_limit: float,
     ) -> None:
-        """`turn_limit` is in seconds."""
+        """`turn_limit` is in seconds; the turn is waited for anew while anybody waits for it."""
         self._turn = turn
         self._write = write
         self._turn_limit = turn_limit
         self._writer = BackgroundThread()
-        self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards the batches
         self._open = Batch()
 
@@ -291,21 +287,22 @@ class GroupCommit:
         """Return when a batch with `item` was written; raise what its outcome was instead."""
         entry = self.submit(item)
         try:
-            outcomes = entry.start().result(limit)
+            entry.start_batch().result(limit)
         except FutureTimeoutError:
             entry.withdraw()
-            raise Unavailable(f"no answer from the storage for {limit:g} s") from None
-        if (outcome := outcomes[entry.number]) is not None:
-            raise outcome
+            obstacle = entry.batch.obstacle or f"no answer from the storage for {limit:g} s"
+            raise Unavailable(obstacle) from None
+        if entry.outcome is not None:
+            raise entry.outcome
 
     def submit(self, item: Plant | None) -> Entry:
-        """Put `item` in the batch that is open, to be written when its start() is called."""
+        """Put `item` into the open batch, which is written once somebody starts it."""
         with self._lock:
-            entry = Entry(self, self._open, next(self._numbers))
-            self._open.items[entry.number] = item
+            entry = Entry(self, self._open, item)
+            self._open.entries.append(entry)
         return entry
 
-    def start(self, batch: Batch) -> Future[Outcomes]:
+    def start(self, batch: Batch) -> Future[None]:
         """See to it that `batch` is written, after those before it."""
         with self._lock:
             if batch.written is None:
@@ -315,22 +312,36 @@ class GroupCommit:
     def withdraw(self, entry: Entry) -> None:
         """Leave it out of its batch, unless that is closed."""
         with self._lock:
-            if entry.batch is self._open:
-                del self._open.items[entry.number]
+            if entry in entry.batch.entries:
+                entry.batch.entries.remove(entry)
 
-    def _commit(self, batch: Batch) -> Outcomes:
-        try:
-            with self._turn(self._turn_limit):
-                self._close(batch)
-                outcomes = self._write([*batch.items.values()])
-        finally:
-            self._close(batch)  # if the turn did not come, all fail
-        return dict(zip(batch.items, outcomes, strict=True))
+    def _commit(self, batch: Batch) -> None:
+        with contextlib.ExitStack() as stack:
+            try:
+                self._wait_for_turn(stack, batch)
+            finally:
+                entries = self._close(batch)
+            outcomes = self._write([entry.item for entry in entries])
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            entry.outcome = outcome
 
-    def _close(self, batch: Batch) -> None:
+    def _wait_for_turn(self, stack: contextlib.ExitStack, batch: Batch) -> None:
+        """Take the turn for as long as `stack`; give up only when nobody waits any more."""
+        while True:
+            try:
+                return stack.enter_context(self._turn(self._turn_limit))
+            except Unavailable as error:
+                batch.obstacle = str(error)
+                if isinstance(error, StartRefused) or not batch.entries:
+                    raise
+
+    def _close(self, batch: Batch) -> list[Entry]:
+        """Let what comes from now on be the next batch; return what is in this one."""
         with self._lock:
             if self._open is batch:
                 self._open = Batch()
+            entries, batch.entries = batch.entries, []
+        return entries
 
 
 class BackgroundThread:
@@ -354,6 +365,7 @@ class BackgroundThread:
                     future.set_result(call(*arguments))
                 except BaseException as error:
                     future.set_exception(error)
+            del future, call, arguments  # they may be large
 
 
 class Turn:

@@ -6,11 +6,12 @@ No plant that was answered for may be missing, and nobody may wait for ever.
 import contextlib
 import random
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from storage import Conflict, Plant, Storage, Unavailable
+from storage import BackgroundThread, Conflict, Plant, StartRefused, Storage, Unavailable
 from tests.server import PATIENCE, wait_until
 
 
@@ -95,7 +96,7 @@ def plants(*ids: int) -> list[Plant]:
 
 
 def pending(storage: Storage) -> int:
-    return len(storage._group._open.items)
+    return len(storage._group._open.entries)
 
 
 def add_while_writing(storage: Storage, engine: MemoryEngine, added: list[Plant]) -> list[Adder]:
@@ -170,8 +171,8 @@ def test_a_failing_engine_fails_its_batch_and_no_other(storage, engine):
     assert list(engine.rows()) == [Plant(4, "four")]
 
 
-@pytest.mark.parametrize("failure", [Unavailable("no turn"), MemoryError(), SystemExit(1)])
-def test_a_turn_that_does_not_come_fails_the_batch_and_no_other(storage, engine, failure):
+@pytest.mark.parametrize("failure", [StartRefused("gone"), MemoryError(), SystemExit(1)])
+def test_a_turn_that_fails_fails_the_batch_and_no_other(storage, engine, failure):
     """All that wait are told; nothing of theirs is stored, and the next turn is as any other."""
     engine.turn_free.clear()
     engine.turn_failures = [failure]
@@ -183,12 +184,23 @@ def test_a_turn_that_does_not_come_fails_the_batch_and_no_other(storage, engine,
     assert list(engine.rows()) == [Plant(4, "four")]
 
 
+def test_a_turn_that_does_not_come_is_waited_for_anew(storage, engine):
+    """Who comes late must not fail with those who have waited for long."""
+    engine.turn_free.clear()
+    engine.turn_failures = [Unavailable("busy"), Unavailable("busy")]
+    adders = [Adder(storage, plant) for plant in plants(1, 2, 3)]
+    wait_until(lambda: pending(storage) == 3)
+    engine.turn_free.set()
+    assert [adder.outcome() for adder in adders] == [None] * 3
+    assert engine.batches == [plants(1, 2, 3)]
+
+
 def test_a_turn_that_cannot_be_had_ends_in_time_for_all(engine):
-    """Each gives up at the latest at its own limit, and the storage works again afterwards."""
+    """Each gives up at its own limit and says why; the storage works again afterwards."""
     storage = Storage(engine, wait_limit=0.1)
     engine.turn_free.clear()
     adders = [Adder(storage, plant) for plant in plants(1, 2, 3)]
-    assert all(isinstance(adder.outcome(), Unavailable) for adder in adders)
+    assert [str(adder.outcome()) for adder in adders] == ["busy"] * 3
     engine.turn_free.set()
     storage.add(Plant(4, "four"))
     assert list(engine.rows()) == [Plant(4, "four")]
@@ -211,7 +223,7 @@ def test_a_wait_that_runs_out_during_the_write_is_told_so(storage, engine):
     """Whether the plant will be stored is unknown then; sending it again is a success."""
     engine.go.clear()
     entry = storage.submit(Plant(1, "plant 1"))
-    written = entry.start()
+    written = entry.start_batch()
     assert engine.writing.acquire(timeout=PATIENCE)
     entry.withdraw()  # too late
     assert not entry.is_stored()
@@ -233,14 +245,14 @@ def test_what_is_submitted_is_written_when_somebody_starts_its_batch(storage, en
     storage.add(Plant(4, "plant 4"))
     assert engine.batches[1] == [Plant(1, "another one"), *plants(3, 4)]
     assert (taken.is_stored(), new.is_stored()) == (False, True)
-    assert new.start() is taken.start()  # it is written once
+    assert new.start_batch() is taken.start_batch()  # it is written once
 
 
 def test_what_is_submitted_is_not_stored_if_its_batch_fails(storage, engine):
     """Then nobody knows what became of it."""
     engine.failure = Unavailable("disk I/O error")
     entry = storage.submit(Plant(1, "one"))
-    assert isinstance(entry.start().exception(PATIENCE), Unavailable)
+    assert isinstance(entry.start_batch().exception(PATIENCE), Unavailable)
     assert not entry.is_stored()
 
 
@@ -284,6 +296,19 @@ def test_nobody_is_forgotten_whatever_fails(engine):
     assert pending(storage) == 0
     assert len(answered) > 0
     assert all(engine.table[plant.id] == plant for plant in answered)
+
+
+def test_what_was_written_is_not_kept_in_memory():
+    """Not even until the next batch: one of large plants may be hundreds of megabytes."""
+
+    class Large:
+        """Such a batch."""
+
+    thread, large = BackgroundThread(), Large()
+    reference = weakref.ref(large)
+    thread.submit(id, large).result(PATIENCE)
+    del large
+    wait_until(lambda: reference() is None)
 
 
 def test_a_look_at_the_storage_ends_in_time_though_the_storage_hangs(engine, storage):

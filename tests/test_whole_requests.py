@@ -4,7 +4,9 @@ A client must not be able to tell, but for the time that it takes.
 """
 
 import contextlib
+import fcntl
 import json
+import os
 import re
 import runpy
 import socket
@@ -27,7 +29,7 @@ from tests.server import (
     usage,
     wait_until,
 )
-from tests.test_server import HEAD, MONSTERA, answers, receive_answer
+from tests.test_server import HEAD, MONSTERA, answers, receive_answer, refused
 
 ENOUGH = 1  # seconds in which what must not happen would have happened
 
@@ -76,7 +78,8 @@ def is_unanswered(connection: socket.socket) -> bool:
     """Whether nothing has come on a connection."""
     connection.setblocking(False)
     try:
-        return not connection.recv(1, socket.MSG_PEEK) and False
+        connection.recv(1, socket.MSG_PEEK)
+        return False
     except BlockingIOError:
         return True
     finally:
@@ -91,13 +94,14 @@ def used(server: Server) -> socket.socket:
     return connection
 
 
-def whole(data: bytes) -> bytes:
+def whole(data: bytes, is_ssl: bool = False) -> bytes:
     """What the server sees as a whole request when `data` has come."""
     settings = runpy.run_path(str(ROOT / "gunicorn.conf.py"))
     client, sock = socket.socketpair()
     with client, sock:
         client.sendall(data)
-        return settings["whole_request"](SimpleNamespace(initialized=False, sock=sock))
+        cfg = SimpleNamespace(is_ssl=is_ssl)
+        return settings["whole_request"](SimpleNamespace(initialized=False, sock=sock, cfg=cfg))
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
@@ -141,6 +145,12 @@ def test_a_request_in_one_piece_is_answered_as_one_in_two(serve, request_):
 def test_what_may_have_to_wait_is_not_whole(data):
     """A thread looks into it."""
     assert not whole(data)
+
+
+def test_nothing_is_whole_where_all_should_be_encrypted():
+    """To find out that it is not takes a handshake, which may have to wait."""
+    assert whole(REQUESTS["new"])
+    assert not whole(REQUESTS["new"], is_ssl=True)
 
 
 def test_a_storage_that_hangs_keeps_no_other_request_waiting(serve, database):
@@ -231,8 +241,8 @@ def test_the_rest_of_a_request_is_not_a_whole_one(serve):
     server = serve(WEB_CONCURRENCY="1")
     rest = REQUESTS["new"]
     head = HEAD + b"Content-Length: %d\r\n\r\n" % (len(rest) + 1)
-    first = post(MONSTERA, b"X-Filling: ")
-    first = post(MONSTERA, b"X-Filling: " + b"x" * (2**13 - len(first + head)))
+    unfilled = post(MONSTERA, b"X-Filling: ")
+    first = post(MONSTERA, b"X-Filling: " + b"x" * (2**13 - len(unfilled + head)))
     assert len(first + head) == 2**13  # which is what gunicorn reads at once
     with used(server) as client:
         client.sendall(first + head + rest)
@@ -241,3 +251,38 @@ def test_the_rest_of_a_request_is_not_a_whole_one(serve):
         client.sendall(b"}")
         ((status, error),) = answers(receive_answer(client))
     assert (status, error["message"][:21]) == (400, "the plant is not JSON")
+
+
+def test_a_log_that_nobody_reads_keeps_no_answer_back(serve, tmp_path):
+    """What it has no room for is a thread's to write; all of it is there when it is read."""
+    log, numbers = tmp_path / "log", range(100, 150)
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, reader)
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+        server = serve(f"--access-logfile={log}", WEB_CONCURRENCY="1")
+        for number in numbers:
+            client = stack.enter_context(server.connect())
+            request_id = b"X-Request-ID: %d%s" % (number, b"x" * 100)
+            client.sendall(post({"id": number, "name": "Ivy"}, request_id))
+            assert answers(receive_answer(client)) == [(200, {"name": "Ivy"})]
+        data = b""
+
+        def logged() -> list[int]:
+            nonlocal data
+            with contextlib.suppress(BlockingIOError):
+                data += os.read(reader, 2**16)
+            return sorted(map(int, re.findall(rb" (\d+)x{100}\n", data)))
+
+        wait_until(lambda: logged() == list(numbers))
+
+
+def test_what_fails_after_the_answer_does_not_answer_again(serve, tmp_path):
+    """A signal that ends the process, for example; the connection ends instead."""
+    options = copy_service(tmp_path / "copy")
+    settings = tmp_path / "copy" / "gunicorn.conf.py"
+    change(settings, "        self.when_sent(resp.sock", "        sys.exit(1)\n        (resp.sock")
+    server = serve(*options, WEB_CONCURRENCY="1")
+    server.may_fail = True
+    assert refused(server.send(UNAUTHORIZED), 401)

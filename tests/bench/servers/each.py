@@ -1,7 +1,7 @@
 """A commit for each request: the service, but with one plant in each batch."""
 
 from app import create_app, read_environment
-from storage import Entry, GroupCommit, Plant
+from storage import Batch, Entry, GroupCommit, Plant
 
 
 class CommitEach(GroupCommit):
@@ -10,8 +10,8 @@ class CommitEach(GroupCommit):
     def submit(self, item: Plant | None) -> Entry:
         """Begin to write `item` on its own."""
         entry = super().submit(item)
-        entry.start()
-        self._close(entry.batch)
+        entry.start_batch()
+        self._open = Batch()
         return entry
 
 
