@@ -3,6 +3,7 @@
 What every engine does is in tests/test_storage.py; fail-over is in tests/ci/test_failover.py.
 """
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -47,6 +48,12 @@ def own_server() -> Iterator[PostgreSQL]:
     """A server that a test may stop, or set up otherwise."""
     with running_postgresql() as server:
         yield server
+
+
+def check_start(url: str) -> None:
+    """Start a storage as the service does, and end it."""
+    with contextlib.closing(Storage.from_url(url)) as storage:
+        storage.check_start()
 
 
 def backends(connection: psycopg.Connection, state: str) -> list[int]:
@@ -94,14 +101,14 @@ def test_a_table_of_another_shape_is_refused(url, connection, table):
     """Nothing is stored into what somebody else made for something else."""
     connection.execute(f"CREATE {table}")
     with pytest.raises(StartRefused, match=r"another shape|matching the ON CONFLICT"):
-        Storage.from_url(url).check_start()
+        check_start(url)
 
 
 def test_a_database_that_cannot_hold_any_text_is_refused(postgresql):
     """It must be UTF-8."""
     postgresql.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     with pytest.raises(StartRefused, match="in LATIN1, not UTF8"):
-        Storage.from_url(postgresql.url("latin")).check_start()
+        check_start(postgresql.url("latin"))
 
 
 @pytest.mark.parametrize("rights", ["", "SELECT", "SELECT, INSERT", "INSERT, UPDATE"])
@@ -127,7 +134,7 @@ def test_no_right_to_create_the_table_is_refused(url, connection):
     connection.execute(f"CREATE ROLE {schema}_guest LOGIN")
     connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}_guest")
     with pytest.raises(StartRefused, match="permission denied for schema"):
-        Storage.from_url(url.replace("user=postgres", f"user={schema}_guest")).check_start()
+        check_start(url.replace("user=postgres", f"user={schema}_guest"))
 
 
 @pytest.mark.parametrize("order", [0, 1])
@@ -157,7 +164,7 @@ def test_a_host_that_no_name_server_can_know_is_refused():
     """An empty or too long part of a name."""
     for host in ("a..b", "a" * 64 + ".example"):
         with pytest.raises(StartRefused, match="no host can have this name"):
-            Storage.from_url(f"postgresql://{host}/d").check_start()
+            check_start(f"postgresql://{host}/d")
 
 
 def test_what_a_constraint_of_the_operators_refuses_is_in_no_log(storage, connection):
