@@ -162,8 +162,11 @@ class Service:
             ["wrk", "-t", str(min(connections, 2)), "-c", str(connections), "-d", f"{seconds}s",
              "--latency", "--timeout", "30s", "-s", HERE / "post.lua", self.url,
              "--", TOKEN, str(first), order],
-            stdout=subprocess.PIPE, text=True, check=True,
+            stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+        if done.returncode:
+            print(f"thrown out: {self.competitor.title}: it is not there any more", flush=True)
+            return None
         told = json.loads(done.stdout.splitlines()[-1])
         time.sleep(0.5)  # for what was under way when wrk went
         extra = self.count() - before - told["answers"] if self.competitor.stores else 0
@@ -285,7 +288,8 @@ def measure(rounds: int, seconds: int) -> Results:
                     for number in CONNECTIONS:
                         run = service.load(number, seconds, next(firsts))
                         results.add(name, f"{number} connections", run)
-                    results.memory[name].append(service.memory())
+                    if service.process.poll() is None:
+                        results.memory[name].append(service.memory())
             for name in [name for name in COMPETITORS if COMPETITORS[name].stores == "sqlite"]:
                 with empty_folder(folder) as own, running(name, own, slow=True) as service:
                     results.add(name, "slow disk", service.load(32, seconds, next(firsts)))
@@ -349,7 +353,7 @@ def report(results: Results, rounds: int, seconds: int) -> str:
         lines.append(f"| {FULL:,} rows / an empty table, ids {order} | {full:.2f} | {target} |")
     lines += ["", "## Memory and start", "", "| | MB (PSS) | s to the first 200 |", "|---|---|---|"]
     for name, competitor in COMPETITORS.items():
-        memory = statistics.median(results.memory[name])
+        memory = statistics.median(results.memory[name] or [math.nan])
         start = statistics.median(results.starts[name])
         lines.append(f"| {competitor.title} | {memory:.0f} | {start:.2f} |")
     return "\n".join(lines) + "\n"
