@@ -22,7 +22,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
@@ -354,10 +355,12 @@ class Worker(ThreadWorker):
         answers, self.held = self.held, []
         self.storing.append(answers)
         written = answers[-1].entry.start_batch()  # all others before it, or with it
-        if len(self.storing) == 1 and wait([written], MOMENT).done:
-            self.release(answers)
-        else:
+        try:
+            written.exception(MOMENT if len(self.storing) == 1 else 0)
+        except FutureTimeoutError:
             written.add_done_callback(lambda _: self.method_queue.defer(self.release, answers))
+        else:
+            self.release(answers)
 
     def release(self, answers: list[Answer]) -> None:
         """Send those whose plants are stored by now; have the other requests handled once more.
