@@ -26,13 +26,11 @@ class MemoryEngine:
         self.writing = threading.Semaphore(0)
         self.turn_free = threading.Event()
         self.turn_free.set()
-        self.turn_wanted = threading.Semaphore(0)
         self.turn_failures: list[Exception] = []
         self.failure: Exception | None = None
 
     @contextlib.contextmanager
     def turn(self, timeout: float) -> Iterator[None]:
-        self.turn_wanted.release()
         if not self.turn_free.wait(max(timeout, 0)):
             raise Unavailable("busy")
         if self.turn_failures:
