@@ -324,10 +324,11 @@ class Worker(ThreadWorker):
         self.busy.add(conn)
         request = whole_request(conn)
         if not request:
-            self.hand_over(conn, self.handle)
+            self.hand_over(conn, super().handle, conn)
             return
-        conn.init()
-        conn.sock.setblocking(False)
+        if not conn.initialized:
+            conn.init()
+            conn.sock.setblocking(False)
         answer = Answer(conn, request)
         sock, conn.sock = conn.sock, answer
         try:
@@ -340,9 +341,22 @@ class Worker(ThreadWorker):
             self.held.append(answer)
 
     def hand_over(self, conn: TConn, call: Callable[..., Any], *arguments: Any) -> None:
-        """Let a thread make a call that ends the handling of a request."""
-        future = self.tpool.submit(call, conn, *arguments)
-        future.add_done_callback(
+        """Let a thread make a call that ends the handling of a request.
+
+        `call` returns what gunicorn's handle() does: False to close, True to wait for another
+        request, or a mark of its own if nothing has come yet.
+        """
+
+        def finish() -> Any:
+            try:
+                keep = call(*arguments)
+                if keep is False:
+                    self.linger(conn.sock)
+                return keep
+            finally:
+                self.busy.discard(conn)
+
+        self.tpool.submit(finish).add_done_callback(
             lambda future: self.method_queue.defer(self.finish_request, conn, future)
         )
 
@@ -384,7 +398,7 @@ class Worker(ThreadWorker):
         answer.entry.withdraw()
         answer.conn.parser.mesg = None  # as if it had not been read yet
         answer.conn.parser.unreader.unread(answer.request)
-        self.hand_over(answer.conn, self.handle)
+        self.hand_over(answer.conn, super().handle, answer.conn)
 
     def send(self, answer: Answer) -> None:
         """Send an answer and log it; what has to wait for that, or for the end, is a thread's."""
@@ -398,22 +412,17 @@ class Worker(ThreadWorker):
             kept.set_result(True)
             self.finish_request(conn, kept)
         else:
-            self.hand_over(conn, self.finish_sending, data, answer)
+            self.hand_over(conn, self.finish_sending, answer, data)
 
-    def finish_sending(self, conn: TConn, data: bytes, answer: Answer) -> bool:
-        """Send the rest; if the connection is to end, let the client read it first."""
+    def finish_sending(self, answer: Answer, data: bytes) -> bool:
+        """Send the rest, log it, and return whether the connection can be kept."""
         try:
-            conn.sock.setblocking(True)
-            conn.sock.sendall(data)
+            answer.conn.sock.setblocking(True)
+            answer.conn.sock.sendall(data)
         except OSError:
             answer.keep = False
-        try:
-            answer.log()
-            if not answer.keep:
-                self.linger(conn.sock)
-            return answer.keep
-        finally:
-            self.busy.discard(conn)
+        answer.log()
+        return answer.keep
 
     def begin(self, conn: TConn) -> None:
         """Let the time for a request begin, and for its answer to be read."""
@@ -434,20 +443,6 @@ class Worker(ThreadWorker):
             if now > conn.deadline:
                 with contextlib.suppress(OSError):
                     conn.sock.shutdown(socket.SHUT_RD if now < conn.end else socket.SHUT_RDWR)
-
-    def handle(self, conn: TConn) -> Any:
-        """Answer a request in a thread.
-
-        Returns what gunicorn's does: False to close, True to wait for another request, or a mark
-        of its own if nothing has come yet.
-        """
-        try:
-            keep = super().handle(conn)
-            if keep is False:
-                self.linger(conn.sock)
-            return keep
-        finally:
-            self.busy.discard(conn)
 
     def linger(self, sock: socket.socket) -> None:
         """Read on until the client has read its answer (RFC 9112 section 9.6).
@@ -543,7 +538,7 @@ class Logger(glogging.Logger):
         self.when_sent(resp.sock, host, request, status, resp.sent, begun, request_id)
 
     def when_sent(self, sock: Any, *line: Any) -> None:
-        """Write a line, or leave that to who sends what an Answer has in place of a socket."""
+        """Write a line: now or, if `sock` is an Answer, when that is sent."""
         if hasattr(sock, "log"):
             sock.log = partial(self.line, *line)
         else:
