@@ -385,7 +385,7 @@ class Worker(ThreadWorker):
             return
         self.storing.remove(answers)
         for answer in answers:
-            if answer.entry.is_stored():
+            if answer.entry.is_stored:
                 self.send(answer)
             else:
                 self.retry(answer)

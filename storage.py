@@ -246,16 +246,11 @@ class Entry:
     batch: Batch
     item: Plant | None
     outcome: Exception | None = None  # what kept it out when the batch was written
+    is_stored: bool = False  # durably
 
     def start_batch(self) -> Future[None]:
         """See to it that the batch is written; return what tells when it is."""
         return self.group.start(self.batch)
-
-    def is_stored(self) -> bool:
-        """Whether it is there, durably, by now."""
-        written = self.batch.written
-        is_written = written is not None and written.done() and written.exception() is None
-        return is_written and self.outcome is None
 
     def withdraw(self) -> None:
         """Leave it out of the batch, unless that is being written already."""
@@ -323,7 +318,7 @@ class GroupCommit:
                 entries = self._close(batch)
             outcomes = self._write([entry.item for entry in entries])
         for entry, outcome in zip(entries, outcomes, strict=True):
-            entry.outcome = outcome
+            entry.outcome, entry.is_stored = outcome, outcome is None
 
     def _wait_for_turn(self, stack: contextlib.ExitStack, batch: Batch) -> None:
         """Take the turn for as long as `stack`; give up only when nobody waits any more."""

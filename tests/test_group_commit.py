@@ -224,10 +224,10 @@ def test_a_wait_that_runs_out_during_the_write_is_told_so(storage, engine):
     written = entry.start_batch()
     assert engine.writing.acquire(timeout=PATIENCE)
     entry.withdraw()  # too late
-    assert not entry.is_stored()
+    assert not entry.is_stored
     engine.go.set()
     written.result(PATIENCE)
-    assert entry.is_stored()
+    assert entry.is_stored
     storage.add(Plant(1, "plant 1"))
     assert list(engine.rows()) == plants(1)
 
@@ -239,10 +239,10 @@ def test_what_is_submitted_is_written_when_somebody_starts_its_batch(storage, en
     withdrawn, new = (storage.submit(plant) for plant in plants(2, 3))
     withdrawn.withdraw()
     assert (pending(storage), len(engine.batches)) == (2, 1)
-    assert not new.is_stored()
+    assert not new.is_stored
     storage.add(Plant(4, "plant 4"))
     assert engine.batches[1] == [Plant(1, "another one"), *plants(3, 4)]
-    assert (taken.is_stored(), new.is_stored()) == (False, True)
+    assert (taken.is_stored, new.is_stored) == (False, True)
     assert new.start_batch() is taken.start_batch()  # it is written once
 
 
@@ -251,7 +251,7 @@ def test_what_is_submitted_is_not_stored_if_its_batch_fails(storage, engine):
     engine.failure = Unavailable("disk I/O error")
     entry = storage.submit(Plant(1, "one"))
     assert isinstance(entry.start_batch().exception(PATIENCE), Unavailable)
-    assert not entry.is_stored()
+    assert not entry.is_stored
 
 
 def test_nobody_is_forgotten_whatever_fails(engine):
