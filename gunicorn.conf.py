@@ -54,6 +54,8 @@ SPARE_THREADS = 32  # that are kept though they have nothing to do
 CHUNK_LIMIT = 2**13  # pieces that a chunked body may come in
 CROWD = 0.9  # of worker_connections; where there are more, those that wait make room
 
+KEPT: "Future[bool]" = Future()  # what a thread would have come to that keeps the connection
+KEPT.set_result(True)
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
 SPECIAL = re.compile(rb"\r\n(?:transfer-encoding|expect|upgrade)[ \t]*:", re.IGNORECASE)
 
@@ -142,18 +144,22 @@ def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def whole_request(conn: TConn) -> bytes:
-    """What has come on a connection if it is one POST, nothing less and nothing more.
+def take_request(conn: TConn) -> bytes:
+    """Take what has come on a connection; return it if it is one POST, nothing less, nothing more.
 
-    Leaves it there to be read. What has Transfer-Encoding, Expect or Upgrade is never whole; what
-    gunicorn refuses may be.
+    gunicorn's parser reads it all the same. What has Transfer-Encoding, Expect or Upgrade is never
+    whole; what gunicorn refuses may be.
     """
     if conn.cfg.is_ssl or (conn.initialized and conn.parser.unreader.buf.getvalue()):
         return b""
+    # On a new connection gunicorn itself may have to look for another protocol.
+    peek = 0 if conn.initialized else socket.MSG_PEEK
     try:
-        request = bytes(conn.sock.recv(WHOLE_LIMIT, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        request = bytes(conn.sock.recv(WHOLE_LIMIT, socket.MSG_DONTWAIT | peek))
     except OSError:  # nothing has come
         return b""
+    if not peek:
+        conn.parser.unreader.unread(request)
     head, _, body = request.partition(b"\r\n\r\n")
     length = LENGTH.search(head)
     if not head.startswith(b"POST ") or length is None or SPECIAL.search(head):
@@ -322,7 +328,7 @@ class Worker(ThreadWorker):
         """
         self.begin(conn)
         self.busy.add(conn)
-        request = whole_request(conn)
+        request = take_request(conn)
         if not request:
             self.hand_over(conn, super().handle, conn)
             return
@@ -408,9 +414,7 @@ class Worker(ThreadWorker):
         if answer.keep and not data and self.log.has_room():
             answer.log()
             self.busy.discard(conn)
-            kept: Future[bool] = Future()
-            kept.set_result(True)
-            self.finish_request(conn, kept)
+            self.finish_request(conn, KEPT)
         else:
             self.hand_over(conn, self.finish_sending, answer, data)
 
@@ -461,6 +465,10 @@ class Worker(ThreadWorker):
 
     def _keepalive_after(self, conn: TConn, keepalive: bool) -> bool:
         """Whether another request can follow: not after a body that can't be told from it."""
+        if isinstance(conn.sock, Answer):  # nothing else has come: what is left is of the body
+            conn.parser.unreader.take_buffered()
+            conn.parser.mesg = None
+            return keepalive
         try:
             return bool(super()._keepalive_after(conn, keepalive))
         except errors.ParseException:

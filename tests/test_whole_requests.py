@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gunicorn.http.unreader import SocketUnreader
 
 from tests.server import (
     PATIENCE,
@@ -94,21 +95,25 @@ def used(server: Server) -> socket.socket:
     return connection
 
 
-def whole(data: bytes, is_ssl: bool = False) -> bytes:
-    """What the server sees as a whole request when `data` has come."""
+def whole(data: bytes, is_ssl: bool = False, is_new: bool = False) -> bytes:
+    """What the server sees as a whole request when `data` has come; it loses none of it."""
     settings = runpy.run_path(str(ROOT / "gunicorn.conf.py"))
     client, sock = socket.socketpair()
     with client, sock:
         client.sendall(data)
+        parser = SimpleNamespace(unreader=SocketUnreader(sock))
         cfg = SimpleNamespace(is_ssl=is_ssl)
-        return settings["whole_request"](SimpleNamespace(initialized=False, sock=sock, cfg=cfg))
+        conn = SimpleNamespace(initialized=not is_new, sock=sock, cfg=cfg, parser=parser)
+        request = settings["take_request"](conn)
+        assert parser.unreader.read(len(data)) == data
+    return request
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
 def test_a_request_in_one_piece_is_answered_as_one_in_two(serve, request_):
     """Byte for byte but for the id of the request; and so it is with what follows."""
     server = serve(WEB_CONCURRENCY="1")
-    assert whole(request_)
+    assert whole(request_) == whole(request_, is_new=True) == request_
     found = []
     for pieces in ([request_], [request_[:30], request_[30:]]):
         with used(server) as connection:
@@ -147,6 +152,7 @@ def test_a_request_in_one_piece_is_answered_as_one_in_two(serve, request_):
 def test_what_may_have_to_wait_is_not_whole(data):
     """A thread looks into it."""
     assert not whole(data)
+    assert not whole(data, is_new=True)
 
 
 def test_nothing_is_whole_where_all_should_be_encrypted():
