@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -280,7 +280,7 @@ def answer_error(error: HTTPError) -> bytes:
     return to_json({"error": error.status_code, "message": message})
 
 
-def to_json(answer: dict[str, str | int]) -> bytes:
+def to_json(answer: Mapping[str, str | int]) -> bytes:
     """Make `answer` the JSON body of the response, which nobody keeps."""
     response.content_type = "application/json"
     response.set_header("Cache-Control", "no-store")

@@ -46,6 +46,7 @@ PARSE_STATUS = {
 REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
 WHOLE_LIMIT = 2**13  # bytes of a request that is handled at once: as many as gunicorn's recv takes
 GATHER_LIMIT = 0.01  # seconds that an answer waits for others to be stored with it
+LINES_LIMIT = 1000  # of the log that wait for somebody to read it
 MOMENT = 0.002  # seconds that the main loop waits for the storage, before it goes on without it
 HOLD_LIMIT = 1.0  # seconds, or one more, that an answer is held back; then a thread waits instead
 LINGER_LIMIT = 3.0  # seconds for a client that is still sending to read its answer
@@ -178,7 +179,7 @@ class Answer:
         self.begun = time.monotonic()
         self.keep = False  # the connection, after this
         self.entry: Any = None  # in the storage's batch, if this is held back
-        self.log: Callable[[], object] = bool  # which does nothing
+        self.line: Callable[[], str] = str  # of the log, once this is sent; or none
         self.parts: list[bytes] = []
         self.sendall = self.parts.append
 
@@ -257,6 +258,7 @@ class Worker(ThreadWorker):
         self.busy: set[TConn] = set()  # those with a request under way
         self.held: list[Answer] = []  # back, to be stored together
         self.storing: list[list[Answer]] = []  # those for which that was begun
+        self.lines: deque[str] = deque()  # of the log, for what was sent
 
     def get_thread_pool(self) -> Executor:
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
@@ -270,6 +272,7 @@ class Worker(ThreadWorker):
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """Do what has come; if there was nothing more to store, store. When it is time, end."""
+        self.write_log()
         if self.sockets:
             timeout = min(timeout, max(self.end_at - time.monotonic(), 0))
         before = len(self.held)
@@ -411,8 +414,8 @@ class Worker(ThreadWorker):
         conn, data = answer.conn, b"".join(answer.parts)
         with contextlib.suppress(OSError):  # there is no room for it, or the client has gone
             data = data[conn.sock.send(data) :]
-        if answer.keep and not data and self.log.has_room():
-            answer.log()
+        if answer.keep and not data and len(self.lines) < LINES_LIMIT:
+            self.lines.append(answer.line())
             self.busy.discard(conn)
             self.finish_request(conn, KEPT)
         else:
@@ -425,8 +428,19 @@ class Worker(ThreadWorker):
             answer.conn.sock.sendall(data)
         except OSError:
             answer.keep = False
-        answer.log()
+        self.log.write(answer.line())
         return answer.keep
+
+    def write_log(self) -> None:
+        """Write the lines of what was sent, many at once, for as long as somebody reads them.
+
+        What is at most PIPE_BUF long never blocks then, nor does another worker write into it.
+        """
+        while self.lines and self.log.has_room():
+            text = self.lines.popleft()
+            while self.lines and len(text) + len(self.lines[0]) <= select.PIPE_BUF:
+                text += self.lines.popleft()
+            self.log.write(text)
 
     def begin(self, conn: TConn) -> None:
         """Let the time for a request begin, and for its answer to be read."""
@@ -547,10 +561,10 @@ class Logger(glogging.Logger):
 
     def when_sent(self, sock: Any, *line: Any) -> None:
         """Write a line: now or, if `sock` is an Answer, when that is sent."""
-        if hasattr(sock, "log"):
-            sock.log = partial(self.line, *line)
+        if hasattr(sock, "line"):
+            sock.line = partial(self.line, *line)
         else:
-            self.line(*line)
+            self.write(self.line(*line))
 
     def has_room(self) -> bool:
         """Whether a line can be written at once: what reads the log may have stopped."""
@@ -559,21 +573,25 @@ class Logger(glogging.Logger):
 
     def line(
         self, host: str, request: str, status: str, sent: int, begun: float, request_id: str
-    ) -> None:
-        """Write a line of the Common Log Format, then the time taken and the id of the request."""
+    ) -> str:
+        """A line of the Common Log Format, then the time taken and the id of the request."""
+        return (
+            f'{quote(host, ":") or "-"} - - {self.now()} "{request[:2000]}" '
+            f"{status} {sent} {time.monotonic() - begun:.4f}s {request_id}\n"
+        )
+
+    def write(self, lines: str) -> None:
+        """Write lines to the access log, if there is one."""
         if not self.access_log_enabled:
             return
-        text = (
-            f'{quote(host, ":") or "-"} - - {self.now()} "{request[:2000]}" '
-            f"{status} {sent} {time.monotonic() - begun:.4f}s {request_id}"
-        )
         handlers: list[Any] = self.access_log.handlers
         if not all(map(is_plain, handlers)):
-            self.access_log.info("%s", text)
+            for line in lines.splitlines():
+                self.access_log.info("%s", line)
             return
         for handler in handlers:
             with handler.lock, contextlib.suppress(OSError, ValueError):
-                handler.stream.write(f"{text}\n")
+                handler.stream.write(lines)
                 handler.flush()
 
 

@@ -262,7 +262,7 @@ def test_the_rest_of_a_request_is_not_a_whole_one(serve):
 
 
 def test_a_log_that_nobody_reads_keeps_no_answer_back(serve, tmp_path):
-    """What it has no room for is a thread's to write; all of it is there when it is read."""
+    """Some of it waits, the rest is a thread's to write; all of it is there when it is read."""
     log, numbers = tmp_path / "log", range(100, 150)
     os.mkfifo(log)
     reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
@@ -270,7 +270,8 @@ def test_a_log_that_nobody_reads_keeps_no_answer_back(serve, tmp_path):
         stack.callback(os.close, reader)
         with contextlib.suppress(AttributeError):  # only Linux has it
             fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
-        server = serve(f"--access-logfile={log}", WEB_CONCURRENCY="1")
+        options = [settings_with(tmp_path, LINES_LIMIT=10), f"--access-logfile={log}"]
+        server = serve(*options, WEB_CONCURRENCY="1")
         for number in numbers:
             client = stack.enter_context(server.connect())
             request_id = b"X-Request-ID: %d%s" % (number, b"x" * 100)
