@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -143,7 +143,9 @@ def create_plant(storage: Storage) -> bytes:
         raise HTTPError(409, str(error)) from None
     except Unavailable as error:
         raise unavailable(error) from None
-    return to_json({"name": plant.name} | ({} if plant.tag is None else {"tag": plant.tag}))
+    answer = plant.to_json()
+    del answer["id"]
+    return to_json(answer)
 
 
 def store(storage: Storage, plant: Plant) -> None:
@@ -280,7 +282,7 @@ def answer_error(error: HTTPError) -> bytes:
     return to_json({"error": error.status_code, "message": message})
 
 
-def to_json(answer: Mapping[str, str | int]) -> bytes:
+def to_json(answer: dict[str, Any]) -> bytes:
     """Make `answer` the JSON body of the response, which nobody keeps."""
     response.content_type = "application/json"
     response.set_header("Cache-Control", "no-store")

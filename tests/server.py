@@ -23,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
+HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once

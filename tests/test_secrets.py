@@ -13,7 +13,7 @@ import pytest
 
 from app import BODY_LIMIT
 from tests.server import Server, receive, settings_with
-from tests.test_server import answers
+from tests.wire import answers
 
 GOOD, BAD = "canary-good-0123456789", "canary-bad-0123456789"
 PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}

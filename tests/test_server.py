@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from app import BODY_LIMIT
-from schemas import VALIDATORS
 from storage import Storage
 from tests.conftest import require_programs
+from tests.locks import can_lock, locked
 from tests.server import (
     GUNICORN,
+    HERE,
     PATIENCE,
     ROOT,
     TOKEN,
@@ -35,43 +36,13 @@ from tests.server import (
     usage,
     wait_until,
 )
-from tests.test_sqlite import can_lock
-
-HERE = [GUNICORN, "--bind", "127.0.0.1:0"]
-MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
-HEAD = (
-    f"POST /plants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
-    "Content-Type: application/json\r\n"
-).encode()
+from tests.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
 
 
 @pytest.fixture
 def url(database: Path) -> str:
     """SQLite alone: what is tested here is the server."""
     return f"sqlite:///{database}"
-
-
-def answers(data: bytes) -> list[tuple[int, dict]]:
-    """Split what came over a socket into answers: their statuses and JSON bodies."""
-    found = []
-    while data:
-        head, _, data = data.partition(b"\r\n\r\n")
-        length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
-        found.append((int(head.split()[1]), json.loads(data[:length])))
-        data = data[length:]
-    return found
-
-
-def refused(data: bytes, status: int) -> str:
-    """Assert that `data` is one answer with an Error of this status; return its message."""
-    ((actual, body),) = answers(data)
-    assert actual == body["error"] == status, body
-    VALIDATORS["error"].validate(body)
-    assert b"Content-Type: application/json" in data
-    assert re.search(rb"\r\nX-Request-ID: \S+\r\n", data)
-    assert b"Cache-Control: no-store" in data
-    assert b"X-Content-Type-Options: nosniff" in data
-    return body["message"]
 
 
 # the main job
@@ -338,10 +309,6 @@ def test_a_log_that_cannot_be_written_fails_no_request(serve, stored):
 # bodies over raw sockets
 
 
-def chunked(*chunks: bytes) -> bytes:
-    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-
-
 @pytest.fixture
 def server(serve):
     return serve()
@@ -435,10 +402,8 @@ def test_a_bad_token_is_refused_however_it_comes(server, stored):
 
 def test_requests_follow_each_other_on_a_connection(server, stored):
     """A refused request with a body leaves the connection usable."""
-    body = json.dumps(MONSTERA).encode()
-    post = b"Content-Length: %d\r\n\r\n" % len(body) + body
-    last = HEAD + b"Connection: close\r\n" + post
-    data = server.send(HEAD.replace(b"Bearer", b"Basic") + post + HEAD + post + last)
+    no_token = post(MONSTERA, head=HEAD.replace(b"Bearer", b"Basic"))
+    data = server.send(no_token + post(MONSTERA) + post(MONSTERA, b"Connection: close"))
     assert [status for status, _ in answers(data)] == [401, 200, 200]
 
 
@@ -457,21 +422,10 @@ def test_requests_of_a_connection_can_come_one_by_one(server, stored, pause, spl
     assert stored() == [(7, "Monstera", "indoor")]
 
 
-def receive_answer(connection: socket.socket) -> bytes:
-    """One answer, whose body is a JSON object, on a connection that stays open."""
-    data = b""
-    while not data.endswith(b"}"):
-        piece = connection.recv(2**16)
-        assert piece, data
-        data += piece
-    return data
-
-
 def test_each_request_of_a_connection_has_a_time_limit_of_its_own(serve, tmp_path):
     """A busy connection is not cut off, but one whose next request does not come to its end is."""
     server = serve(settings_with(tmp_path, REQUEST_LIMIT=1.0))
-    post = json.dumps(MONSTERA).encode()
-    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(post) + post
+    request = post(MONSTERA)
     with server.connect() as connection:
         end = time.monotonic() + 3
         while time.monotonic() < end:
@@ -519,16 +473,17 @@ def test_a_large_body_of_many_names_is_refused_quickly(server):
     names = ", ".join(f'"{number}": 0' for number in range(82_000))
     body = f'{{{names}, "81999": 1}}'.encode()
     assert 0.9 * BODY_LIMIT < len(body) <= BODY_LIMIT
-    head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    assert refused(server.send(head + body), 400) == '"81999": given more than once'
+    assert (
+        refused(server.send(post(body, b"Connection: close")), 400)
+        == '"81999": given more than once'
+    )
 
 
 def test_a_script_name_header_changes_nothing(server):
     """gunicorn believes such a header from loopback, unless it is told not to."""
-    body = json.dumps(MONSTERA).encode()
-    for name in (b"SCRIPT_NAME: /plants", b"SCRIPT_NAME: /x", b"PATH_INFO: /healthz"):
-        head = HEAD + name + b"\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-        assert answers(server.send(head + body))[0][0] == 200
+    for header in (b"SCRIPT_NAME: /plants", b"SCRIPT_NAME: /x", b"PATH_INFO: /healthz"):
+        data = server.send(post(MONSTERA, header, b"Connection: close"))
+        assert answers(data)[0][0] == 200
 
 
 def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server):
@@ -563,16 +518,13 @@ def test_a_worker_that_starts_while_the_file_is_locked_does_not_stop_the_server(
     server = serve()
     assert server.post(MONSTERA)[0] == 200
     before = server.workers()
-    lock = sqlite3.connect(database, isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    assert server.workers(besides=before)
-    assert server.request("GET", "/nowhere")[0] == 404
-    status, headers, answer = server.request("GET", "/healthz")
-    assert (status, answer["error"], headers["retry-after"]) == (503, 503, "1")
-    lock.execute("ROLLBACK")
-    lock.close()
+    with locked(database):
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        assert server.workers(besides=before)
+        assert server.request("GET", "/nowhere")[0] == 404
+        status, headers, answer = server.request("GET", "/healthz")
+        assert (status, answer["error"], headers["retry-after"]) == (503, 503, "1")
     assert server.post({"id": 8, "name": "n"})[0] == 200
     assert is_alive(server.process.pid)
     assert [row[0] for row in stored()] == [7, 8]
@@ -586,9 +538,8 @@ def test_while_the_file_is_locked_answers_are_late_and_then_503(serve, database,
     lock.execute("BEGIN IMMEDIATE")
     threading.Timer(3.0, lock.execute, ["ROLLBACK"]).start()
     assert server.post({"id": 2, "name": "late"})[0] == 200
-    lock.execute("BEGIN IMMEDIATE")
-    assert server.post({"id": 3, "name": "too late"})[0] == 503
-    lock.execute("ROLLBACK")
+    with locked(database):
+        assert server.post({"id": 3, "name": "too late"})[0] == 503
     assert server.post({"id": 3, "name": "again"})[0] == 200
     lock.close()
     assert stored() == [(1, "before", None), (2, "late", None), (3, "again", None)]

@@ -4,7 +4,6 @@ import contextlib
 import resource
 import runpy
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import PATIENCE, ROOT, TOKEN, Server, receive, settings_with, usage, wait_until
-from tests.test_server import HEAD, HERE, MONSTERA, chunked, refused
+from tests.locks import locked
+from tests.server import (
+    HERE,
+    PATIENCE,
+    ROOT,
+    TOKEN,
+    Server,
+    receive,
+    settings_with,
+    usage,
+    wait_until,
+)
+from tests.wire import HEAD, MONSTERA, chunked, post, refused
 
 FOR_EVER = 600  # seconds: longer than a test waits
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
@@ -152,14 +162,10 @@ def test_who_makes_room_gets_an_answer_if_the_request_is_there(serve, connect, d
     settings = settings_with(tmp_path, LINGER_LIMIT=0.1)
     server = serve(settings, "--worker-connections=20", WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == 200
-    body = b'{"id": 7, "name": "Monstera", "tag": "indoor"}'
-    request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
-        lock.execute("BEGIN IMMEDIATE")
+    with locked(database):
         begin = time.monotonic()
-        waiting = [connect(server, request) for _ in range(60)]
+        waiting = [connect(server, post(MONSTERA, b"Connection: close")) for _ in range(60)]
         time.sleep(max(begin + 2 - time.monotonic(), 0))
-        lock.execute("ROLLBACK")
     assert {receive(client)[:12] for client in waiting} == {b"HTTP/1.1 200"}
 
 

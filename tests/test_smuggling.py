@@ -13,7 +13,7 @@ import pytest
 from app import BODY_LIMIT
 from schemas import VALIDATORS
 from tests.server import TOKEN, Server, receive
-from tests.test_server import HEAD, MONSTERA, answers, chunked
+from tests.wire import HEAD, MONSTERA, answers, chunked
 
 PLANT = json.dumps(MONSTERA).encode()
 EVIL = b'{"id": 666, "name": "smuggled"}'

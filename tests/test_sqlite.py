@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from storage import Plant, SQLiteEngine, StartRefused, Storage, Unavailable
+from tests.locks import can_lock, turn_taken
 from tests.server import PATIENCE, wait_until
 
 FORK = multiprocessing.get_context("fork")
@@ -39,17 +40,6 @@ def storage(database: Path) -> Iterator[Storage]:
     storage.check_start()
     yield storage
     storage.close()
-
-
-@contextlib.contextmanager
-def turn_taken(folder: Path) -> Iterator[None]:
-    """Hold the turn, as another process of the service would."""
-    lock = os.open(folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 def run_as_nobody(function: Callable[[], None]) -> None:
@@ -447,15 +437,6 @@ def test_a_turn_that_comes_too_late_is_given_back(storage, tmp_path):
     lock = os.open(tmp_path, os.O_RDONLY)
     wait_until(lambda: can_lock(lock))
     os.close(lock)
-
-
-def can_lock(lock: int) -> bool:
-    """Whether a lock is free; it is taken then."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def test_a_killed_process_leaves_no_turn_behind(storage, tmp_path):

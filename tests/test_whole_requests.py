@@ -5,20 +5,19 @@ A client must not be able to tell, but for the time that it takes.
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import runpy
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from gunicorn.http.unreader import SocketUnreader
 
+from tests.locks import locked
 from tests.server import (
     PATIENCE,
     ROOT,
@@ -30,16 +29,9 @@ from tests.server import (
     usage,
     wait_until,
 )
-from tests.test_server import HEAD, MONSTERA, answers, receive_answer, refused
+from tests.wire import HEAD, MONSTERA, answers, post, receive_answer, refused
 
 ENOUGH = 1  # seconds in which what must not happen would have happened
-
-
-def post(plant: object, *headers: bytes, head: bytes = HEAD) -> bytes:
-    """A request to store `plant`."""
-    body = plant if isinstance(plant, bytes) else json.dumps(plant).encode()
-    lines = b"".join(header + b"\r\n" for header in headers)
-    return head + lines + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
 UNAUTHORIZED = post(MONSTERA, head=HEAD.replace(TOKEN.encode(), b"x" * 20))
@@ -64,15 +56,6 @@ REQUESTS = {
 def url(database: Path) -> str:
     """SQLite alone: what is tested here is the server."""
     return f"sqlite:///{database}"
-
-
-@contextlib.contextmanager
-def locked(database: Path) -> Iterator[None]:
-    """Another program keeps the service from storing anything."""
-    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
-        lock.execute("BEGIN IMMEDIATE")
-        yield
-        lock.execute("ROLLBACK")
 
 
 def is_unanswered(connection: socket.socket) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.server import Server, Usage, usage, wait_until
-from tests.test_server import HEAD
+from tests.wire import post
 
 CONNECTIONS = 16  # at the same time
 EACH = 500  # requests on a connection
@@ -14,7 +14,7 @@ EACH = 500  # requests on a connection
 
 def post_all(server: Server, bodies: Iterable[bytes]) -> Counter[bytes]:
     """Post the bodies over connections that send all their requests at once; count the answers."""
-    requests = [HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies]
+    requests = [post(body) for body in bodies]
     last = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     batches = [b"".join(requests[i : i + EACH]) + last for i in range(0, len(requests), EACH)]
     with ThreadPoolExecutor(CONNECTIONS) as pool:

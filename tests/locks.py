@@ -1,0 +1,37 @@
+"""Locks that keep the service from writing."""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def turn_taken(folder: Path) -> Iterator[None]:
+    """Hold the turn, as another process of the service would."""
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def can_lock(lock: int) -> bool:
+    """Whether a lock is free; it is taken then."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Another program keeps the service from storing anything."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        yield
+        lock.execute("ROLLBACK")

@@ -1,0 +1,58 @@
+"""Requests and answers as they are sent over a socket."""
+
+import json
+import re
+import socket
+
+from schemas import VALIDATORS
+from tests.server import TOKEN
+
+MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
+HEAD = (
+    f"POST /plants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+    "Content-Type: application/json\r\n"
+).encode()
+
+
+def post(plant: object, *headers: bytes, head: bytes = HEAD) -> bytes:
+    """A request to store `plant`."""
+    body = plant if isinstance(plant, bytes) else json.dumps(plant).encode()
+    lines = b"".join(header + b"\r\n" for header in headers)
+    return head + lines + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+
+
+def receive_answer(connection: socket.socket) -> bytes:
+    """One answer, whose body is a JSON object, on a connection that stays open."""
+    data = b""
+    while not data.endswith(b"}"):
+        piece = connection.recv(2**16)
+        assert piece, data
+        data += piece
+    return data
+
+
+def answers(data: bytes) -> list[tuple[int, dict]]:
+    """Split what came over a socket into answers: their statuses and JSON bodies."""
+    found = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+        found.append((int(head.split()[1]), json.loads(data[:length])))
+        data = data[length:]
+    return found
+
+
+def refused(data: bytes, status: int) -> str:
+    """Assert that `data` is one answer with an Error of this status; return its message."""
+    ((actual, body),) = answers(data)
+    assert actual == body["error"] == status, body
+    VALIDATORS["error"].validate(body)
+    assert b"Content-Type: application/json" in data
+    assert re.search(rb"\r\nX-Request-ID: \S+\r\n", data)
+    assert b"Cache-Control: no-store" in data
+    assert b"X-Content-Type-Options: nosniff" in data
+    return body["message"]
