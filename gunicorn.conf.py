@@ -151,16 +151,20 @@ def take_request(conn: TConn) -> bytes:
     gunicorn's parser reads it all the same. What has Transfer-Encoding, Expect or Upgrade is never
     whole; what gunicorn refuses may be.
     """
-    if conn.cfg.is_ssl or (conn.initialized and conn.parser.unreader.buf.getvalue()):
+    if conn.cfg.is_ssl or conn.cfg.http2_cleartext != "off":  # gunicorn has to see what comes first
         return b""
-    # On a new connection gunicorn itself may have to look for another protocol.
-    peek = 0 if conn.initialized else socket.MSG_PEEK
+    if conn.initialized and conn.parser.unreader.buf.getvalue():  # a part has come before
+        return b""
     try:
-        request = bytes(conn.sock.recv(WHOLE_LIMIT, socket.MSG_DONTWAIT | peek))
+        request = bytes(conn.sock.recv(WHOLE_LIMIT, socket.MSG_DONTWAIT))
     except OSError:  # nothing has come
         return b""
-    if not peek:
-        conn.parser.unreader.unread(request)
+    if not request:  # and nothing will
+        return b""
+    if not conn.initialized:
+        conn.init()
+        conn.sock.setblocking(False)
+    conn.parser.unreader.unread(request)
     head, _, body = request.partition(b"\r\n\r\n")
     length = LENGTH.search(head)
     if not head.startswith(b"POST ") or length is None or SPECIAL.search(head):
@@ -335,9 +339,6 @@ class Worker(ThreadWorker):
         if not request:
             self.hand_over(conn, super().handle, conn)
             return
-        if not conn.initialized:
-            conn.init()
-            conn.sock.setblocking(False)
         answer = Answer(conn, request)
         sock, conn.sock = conn.sock, answer
         try:

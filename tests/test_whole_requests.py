@@ -12,10 +12,12 @@ import socket
 import sqlite3
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from gunicorn.config import Config
 from gunicorn.http.unreader import SocketUnreader
+from gunicorn.workers.gthread import TConn
 
 from tests.locks import locked
 from tests.server import (
@@ -78,17 +80,21 @@ def used(server: Server) -> socket.socket:
     return connection
 
 
-def whole(data: bytes, is_ssl: bool = False, is_new: bool = False) -> bytes:
+def whole(data: bytes, is_new: bool = False, **settings: Any) -> bytes:
     """What the server sees as a whole request when `data` has come; it loses none of it."""
-    settings = runpy.run_path(str(ROOT / "gunicorn.conf.py"))
+    take_request = runpy.run_path(str(ROOT / "gunicorn.conf.py"))["take_request"]
+    config = Config()
+    for name, value in settings.items():
+        config.set(name, value)
     client, sock = socket.socketpair()
     with client, sock:
         client.sendall(data)
-        parser = SimpleNamespace(unreader=SocketUnreader(sock))
-        cfg = SimpleNamespace(is_ssl=is_ssl)
-        conn = SimpleNamespace(initialized=not is_new, sock=sock, cfg=cfg, parser=parser)
-        request = settings["take_request"](conn)
-        assert parser.unreader.read(len(data)) == data
+        conn = TConn(config, sock, ("127.0.0.1", 1), ("127.0.0.1", 2))
+        if not is_new:
+            conn.init()
+        request = take_request(conn)
+        unreader = conn.parser.unreader if conn.initialized else SocketUnreader(sock)
+        assert unreader.read(len(data)) == data
     return request
 
 
@@ -138,10 +144,13 @@ def test_what_may_have_to_wait_is_not_whole(data):
     assert not whole(data, is_new=True)
 
 
-def test_nothing_is_whole_where_all_should_be_encrypted():
-    """To find out that it is not takes a handshake, which may have to wait."""
-    assert whole(REQUESTS["new"])
-    assert not whole(REQUESTS["new"], is_ssl=True)
+@pytest.mark.parametrize(
+    "settings", [{"certfile": __file__}, {"http2_cleartext": "prior-knowledge"}]
+)
+def test_nothing_is_whole_where_another_protocol_may_be_spoken(settings):
+    """To find out which takes a handshake, which may have to wait."""
+    assert whole(REQUESTS["new"], is_new=True)
+    assert not whole(REQUESTS["new"], is_new=True, **settings)
 
 
 def test_a_storage_that_hangs_keeps_no_other_request_waiting(serve, database):
