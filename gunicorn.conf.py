@@ -46,7 +46,8 @@ PARSE_STATUS = {
 REQUEST_LIMIT = 20.0  # seconds from a connection, or a later request's first byte, to its last
 WHOLE_LIMIT = 2**13  # bytes of a request that is handled at once: as many as gunicorn's recv takes
 GATHER_LIMIT = 0.01  # seconds that an answer waits for others to be stored with it
-LINES_LIMIT = 1000  # of the log that wait for somebody to read it
+LINES_LIMIT = 1000  # of the log that wait for room in it; beyond that a thread waits with each
+LINES_PAUSE = 0.05  # seconds until the log is looked at again if it has no room for them
 MOMENT = 0.002  # seconds that the main loop waits for the storage, before it goes on without it
 HOLD_LIMIT = 1.0  # seconds, or one more, that an answer is held back; then a thread waits instead
 LINGER_LIMIT = 3.0  # seconds for a client that is still sending to read its answer
@@ -55,7 +56,7 @@ SPARE_THREADS = 32  # that are kept though they have nothing to do
 CHUNK_LIMIT = 2**13  # pieces that a chunked body may come in
 CROWD = 0.9  # of worker_connections; where there are more, those that wait make room
 
-KEPT: "Future[bool]" = Future()  # what a thread would have come to that keeps the connection
+KEPT: "Future[bool]" = Future()  # the result of a request after which its connection is kept
 KEPT.set_result(True)
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
 SPECIAL = re.compile(rb"\r\n(?:transfer-encoding|expect|upgrade)[ \t]*:", re.IGNORECASE)
@@ -148,8 +149,8 @@ def limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def take_request(conn: TConn) -> bytes:
     """Take what has come on a connection; return it if it is one POST, nothing less, nothing more.
 
-    gunicorn's parser reads it all the same. What has Transfer-Encoding, Expect or Upgrade is never
-    whole; what gunicorn refuses may be.
+    In either case gunicorn's parser has it, to read it first. What has Transfer-Encoding, Expect
+    or Upgrade is never whole; what gunicorn refuses may be.
     """
     if conn.cfg.is_ssl or conn.cfg.http2_cleartext != "off":  # gunicorn has to see what comes first
         return b""
@@ -165,11 +166,17 @@ def take_request(conn: TConn) -> bytes:
         conn.init()
         conn.sock.setblocking(False)
     conn.parser.unreader.unread(request)
-    head, _, body = request.partition(b"\r\n\r\n")
+    head, end, body = request.partition(b"\r\n\r\n")
     length = LENGTH.search(head)
-    if not head.startswith(b"POST ") or length is None or SPECIAL.search(head):
+    if not (head.startswith(b"POST ") and end and length) or SPECIAL.search(head):
         return b""
     return request if len(body) == int(length[1]) else b""
+
+
+def forget_request(conn: TConn) -> None:
+    """Let the parser begin anew after a request that came alone: what it has left is of that."""
+    conn.parser.unreader.take_buffered()
+    conn.parser.mesg = None
 
 
 class Answer:
@@ -183,7 +190,7 @@ class Answer:
         self.begun = time.monotonic()
         self.keep = False  # the connection, after this
         self.entry: Any = None  # in the storage's batch, if this is held back
-        self.line: Callable[[], str] = str  # of the log, once this is sent; or none
+        self.log_line: Callable[[], str] = str  # once this is sent; until it is set: none
         self.parts: list[bytes] = []
         self.sendall = self.parts.append
 
@@ -262,7 +269,7 @@ class Worker(ThreadWorker):
         self.busy: set[TConn] = set()  # those with a request under way
         self.held: list[Answer] = []  # back, to be stored together
         self.storing: list[list[Answer]] = []  # those for which that was begun
-        self.lines: deque[str] = deque()  # of the log, for what was sent
+        self.log_lines: deque[str] = deque()  # for what was sent
 
     def get_thread_pool(self) -> Executor:
         """A pool with, if need be, a thread a connection: no slow client keeps one from others."""
@@ -274,9 +281,26 @@ class Worker(ThreadWorker):
             self.end_at = time.monotonic() + END_DELAY
             self.method_queue.defer(int)  # which does nothing, but wakes the main loop
 
+    def handle_usr1(self, *_: Any) -> None:
+        """Open the log's files anew, but not in the midst of writing to them."""
+        self.method_queue.defer(self.log.reopen_files)
+
+    def run(self) -> None:
+        """Work until told to end, and then leave no line unwritten that somebody still reads."""
+        try:
+            super().run()
+            deadline = time.monotonic() + self.cfg.graceful_timeout
+            while self.log_lines and not is_past(deadline):
+                self.write_log()
+                time.sleep(LINES_PAUSE)
+        finally:
+            self.write_log()
+
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """Do what has come; if there was nothing more to store, store. When it is time, end."""
         self.write_log()
+        if self.log_lines:
+            timeout = min(timeout, LINES_PAUSE)
         if self.sockets:
             timeout = min(timeout, max(self.end_at - time.monotonic(), 0))
         before = len(self.held)
@@ -406,7 +430,7 @@ class Worker(ThreadWorker):
         Its time in the log is that of the thread alone.
         """
         answer.entry.withdraw()
-        answer.conn.parser.mesg = None  # as if it had not been read yet
+        forget_request(answer.conn)
         answer.conn.parser.unreader.unread(answer.request)
         self.hand_over(answer.conn, super().handle, answer.conn)
 
@@ -415,8 +439,8 @@ class Worker(ThreadWorker):
         conn, data = answer.conn, b"".join(answer.parts)
         with contextlib.suppress(OSError):  # there is no room for it, or the client has gone
             data = data[conn.sock.send(data) :]
-        if answer.keep and not data and len(self.lines) < LINES_LIMIT:
-            self.lines.append(answer.line())
+        if answer.keep and not data and len(self.log_lines) < LINES_LIMIT:
+            self.log_lines.append(answer.log_line())
             self.busy.discard(conn)
             self.finish_request(conn, KEPT)
         else:
@@ -429,18 +453,19 @@ class Worker(ThreadWorker):
             answer.conn.sock.sendall(data)
         except OSError:
             answer.keep = False
-        self.log.write(answer.line())
+        self.log.write(answer.log_line())
         return answer.keep
 
     def write_log(self) -> None:
-        """Write the lines of what was sent, many at once, for as long as somebody reads them.
+        """Write the lines of what was sent, many at once as that is faster, while there is room.
 
-        What is at most PIPE_BUF long never blocks then, nor does another worker write into it.
+        There is for PIPE_BUF bytes then, and no other worker's line gets in between them.
         """
-        while self.lines and self.log.has_room():
-            text = self.lines.popleft()
-            while self.lines and len(text) + len(self.lines[0]) <= select.PIPE_BUF:
-                text += self.lines.popleft()
+        lines = self.log_lines
+        while lines and self.log.has_room():
+            text = lines.popleft()
+            while lines and len(text) + len(lines[0]) <= select.PIPE_BUF:
+                text += lines.popleft()
             self.log.write(text)
 
     def begin(self, conn: TConn) -> None:
@@ -480,9 +505,8 @@ class Worker(ThreadWorker):
 
     def _keepalive_after(self, conn: TConn, keepalive: bool) -> bool:
         """Whether another request can follow: not after a body that can't be told from it."""
-        if isinstance(conn.sock, Answer):  # nothing else has come: what is left is of the body
-            conn.parser.unreader.take_buffered()
-            conn.parser.mesg = None
+        if isinstance(conn.sock, Answer):
+            forget_request(conn)
             return keepalive
         try:
             return bool(super()._keepalive_after(conn, keepalive))
@@ -560,12 +584,12 @@ class Logger(glogging.Logger):
         begun = time.monotonic() - request_time.total_seconds()
         self.when_sent(resp.sock, host, request, status, resp.sent, begun, request_id)
 
-    def when_sent(self, sock: Any, *line: Any) -> None:
+    def when_sent(self, sock: Any, *parts: Any) -> None:
         """Write a line: now or, if `sock` is an Answer, when that is sent."""
-        if hasattr(sock, "line"):
-            sock.line = partial(self.line, *line)
+        if isinstance(sock, Answer):
+            sock.log_line = partial(self.line, *parts)
         else:
-            self.write(self.line(*line))
+            self.write(self.line(*parts))
 
     def has_room(self) -> bool:
         """Whether a line can be written at once: what reads the log may have stopped."""

@@ -6,7 +6,7 @@ Contains no HTTP and no SQL: app.py uses it for requests, storage.py for `load`.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ SHOWN_LENGTH = 60  # characters of a value that a message repeats
 
 # What a quick check has to know of JSON Schema.
 TYPES = {"object": dict, "string": str, "integer": int}
-ANNOTATIONS = {"$schema", "$id", "title", "description", "examples", "format"}
+ANNOTATIONS = {"$schema", "title", "description", "examples", "format"}
 Check: TypeAlias = Callable[[Any], Any]  # what it returns is true or false
 
 
@@ -72,18 +72,18 @@ def quick_check(schema: Any, resolver: Any) -> Check:
     It is compiled from the schema, while a validator walks that anew for each value. Where a schema
     says what is not known here nothing passes, and all is left to the validator.
     """
-    constants: dict[str, Any] = {}
+    constants: dict[str, Any] = {}  # what the schema says: none of it gets into the text
 
     def constant(value: Any) -> str:
         name = f"c{len(constants)}"
         constants[name] = value
         return name
 
-    def expression(schema: Any, value: str) -> str:
+    def expression(schema: Any, value: str, ignored: Set[str] = ANNOTATIONS) -> str:
         if isinstance(schema, bool):
             return str(schema)
         # The type comes first, as the others need a value of it.
-        keywords = sorted(schema.keys() - ANNOTATIONS, key=lambda keyword: keyword != "type")
+        keywords = sorted(schema.keys() - ignored, key=lambda keyword: keyword != "type")
         return every(term(word, schema[word], schema.get("type"), value) for word in keywords)
 
     def term(keyword: str, rule: Any, kind: Any, value: str) -> str:
@@ -109,14 +109,15 @@ def quick_check(schema: Any, resolver: Any) -> Check:
             case "$ref", _:
                 found = resolver.lookup(rule)
                 target = cache(lambda: quick_check(found.contents, found.resolver))
-                return f"{constant(target)}()({value})"  # when it is called: it may be this schema
+                return f"{constant(target)}()({value})"  # compiled when called: it may be this one
         return "False"
 
     def every(terms: Iterable[str]) -> str:
         return " and ".join(terms) or "True"
 
-    # What the schema says is not in the text but in the constants beside it.
-    check: Check = eval(f"lambda value: {expression(schema, 'value')}", constants)  # noqa: S307
+    # Further in, an $id would make each $ref beside it lead elsewhere.
+    text = f"lambda value: {expression(schema, 'value', ANNOTATIONS | {'$id'})}"
+    check: Check = eval(text, constants)  # noqa: S307
     return check
 
 

@@ -213,6 +213,7 @@ def test_a_quick_check_and_a_validator_agree():
         {"required": ["id"]},
         {"enum": ["indoor", "outdoor"]},
         {"type": "object", "required": ["tag"], "properties": {"tag": {"maxLength": 9}}},
+        {"allOf": [{"$id": "https://plants.example/other.json", "type": "string"}]},
     ],
 )
 def test_a_quick_check_leaves_what_it_does_not_know_to_the_validator(schema):

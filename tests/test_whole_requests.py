@@ -11,6 +11,7 @@ import runpy
 import socket
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def whole(data: bytes, is_new: bool = False, **settings: Any) -> bytes:
             conn.init()
         request = take_request(conn)
         unreader = conn.parser.unreader if conn.initialized else SocketUnreader(sock)
+        assert not request or unreader.buf.getvalue() == request  # what comes now is another
         assert unreader.read(len(data)) == data
     return request
 
@@ -129,6 +131,8 @@ def test_a_request_in_one_piece_is_answered_as_one_in_two(serve, request_):
         REQUESTS["new"][:-1],
         REQUESTS["new"] + b"P",
         HEAD + b"\r\n",
+        HEAD + b"Content-Length: 0",
+        HEAD + b"Content-Length: 0\r\n",
         b"GET /openapi.json HTTP/1.1\r\n\r\n",
         post({"id": 8, "name": "x" * 2**13}),
         post(MONSTERA, b"Expect: 100-continue"),
@@ -253,8 +257,12 @@ def test_the_rest_of_a_request_is_not_a_whole_one(serve):
     assert (status, error["message"][:21]) == (400, "the plant is not JSON")
 
 
-def test_a_log_that_nobody_reads_keeps_no_answer_back(serve, tmp_path):
-    """Some of it waits, the rest is a thread's to write; all of it is there when it is read."""
+@pytest.fixture
+def unread(serve, tmp_path):
+    """A server, 50 connections on which it has answered, and what gives the lines logged so far.
+
+    Its log has room for 4 KiB only, and that is less than they take.
+    """
     log, numbers = tmp_path / "log", range(100, 150)
     os.mkfifo(log)
     reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
@@ -262,22 +270,45 @@ def test_a_log_that_nobody_reads_keeps_no_answer_back(serve, tmp_path):
         stack.callback(os.close, reader)
         with contextlib.suppress(AttributeError):  # only Linux has it
             fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
-        options = [settings_with(tmp_path, LINES_LIMIT=10), f"--access-logfile={log}"]
-        server = serve(*options, WEB_CONCURRENCY="1")
-        for number in numbers:
-            client = stack.enter_context(server.connect())
-            request_id = b"X-Request-ID: %d%s" % (number, b"x" * 100)
-            client.sendall(post({"id": number, "name": "Ivy"}, request_id))
-            assert answers(receive_answer(client)) == [(200, {"name": "Ivy"})]
+
+        def start(lines_limit: int) -> tuple[Server, list[socket.socket], Callable[[], bool]]:
+            options = [settings_with(tmp_path, LINES_LIMIT=lines_limit), f"--access-logfile={log}"]
+            server = serve(*options, WEB_CONCURRENCY="1")
+            clients = []
+            for number in numbers:
+                client = stack.enter_context(server.connect())
+                request_id = b"X-Request-ID: %d%s" % (number, b"x" * 100)
+                client.sendall(post({"id": number, "name": "Ivy"}, request_id))
+                assert answers(receive_answer(client)) == [(200, {"name": "Ivy"})]
+                clients.append(client)
+            return server, clients, all_logged
+
         data = b""
 
-        def logged() -> list[int]:
+        def all_logged() -> bool:
             nonlocal data
             with contextlib.suppress(BlockingIOError):
                 data += os.read(reader, 2**16)
-            return sorted(map(int, re.findall(rb" (\d+)x{100}\n", data)))
+            found = re.findall(rb'[^ ]+ - - [^"]+ "POST /plants" 200 .* (\d+)x{100}\n', data)
+            return sorted(map(int, found)) == list(numbers)
 
-        wait_until(lambda: logged() == list(numbers))
+        yield start
+
+
+@pytest.mark.parametrize("lines_limit", [10, 1000])
+def test_a_log_that_nobody_reads_keeps_no_answer_back(unread, lines_limit):
+    """Lines wait for room in it, and threads with some; all are there when it is read."""
+    _, _, all_logged = unread(lines_limit)
+    wait_until(all_logged)
+
+
+def test_a_log_that_is_read_late_has_all_lines(unread):
+    """The worker waits with its end until they are written."""
+    server, clients, all_logged = unread(1000)
+    server.process.terminate()
+    assert [client.recv(1) for client in clients] == [b""] * len(clients)
+    wait_until(all_logged)
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_what_fails_after_the_answer_does_not_answer_again(serve, tmp_path):
