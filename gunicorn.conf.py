@@ -286,7 +286,7 @@ class Worker(ThreadWorker):
         self.method_queue.defer(self.log.reopen_files)
 
     def run(self) -> None:
-        """Work until told to end, and then leave no line unwritten that somebody still reads."""
+        """Work until told to end; unless that is to be at once, wait for who reads the log."""
         try:
             super().run()
             deadline = time.monotonic() + self.cfg.graceful_timeout
