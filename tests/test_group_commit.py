@@ -100,6 +100,8 @@ def pending(storage: Storage) -> int:
 def add_while_writing(storage: Storage, engine: MemoryEngine, added: list[Plant]) -> list[Adder]:
     """Store plants so that the first is being written while the others, in order, are pending."""
     engine.go.clear()
+    while engine.writing.acquire(blocking=False):  # what was written before
+        pass
     adders = [Adder(storage, added[0])]
     assert engine.writing.acquire(timeout=PATIENCE)
     for number, plant in enumerate(added[1:], 1):
