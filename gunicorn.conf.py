@@ -586,6 +586,8 @@ class Logger(glogging.Logger):
 
     def when_sent(self, sock: Any, *parts: Any) -> None:
         """Write a line: now or, if `sock` is an Answer, when that is sent."""
+        if not self.access_log_enabled:
+            return
         if isinstance(sock, Answer):
             sock.log_line = partial(self.line, *parts)
         else:
@@ -606,9 +608,7 @@ class Logger(glogging.Logger):
         )
 
     def write(self, lines: str) -> None:
-        """Write lines to the access log, if there is one."""
-        if not self.access_log_enabled:
-            return
+        """Write lines to the access log."""
         handlers: list[Any] = self.access_log.handlers
         if not all(map(is_plain, handlers)):
             for line in lines.splitlines():
