@@ -11,7 +11,7 @@ import runpy
 import socket
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,6 @@ from tests.server import (
 from tests.wire import HEAD, MONSTERA, answers, post, receive_answer, refused
 
 ENOUGH = 1  # seconds in which what must not happen would have happened
-
-
 UNAUTHORIZED = post(MONSTERA, head=HEAD.replace(TOKEN.encode(), b"x" * 20))
 REQUESTS = {
     "new": post({"id": 8, "name": "Ivy"}),
@@ -257,58 +255,55 @@ def test_the_rest_of_a_request_is_not_a_whole_one(serve):
     assert (status, error["message"][:21]) == (400, "the plant is not JSON")
 
 
-@pytest.fixture
-def unread(serve, tmp_path):
-    """A server, 50 connections on which it has answered, and what gives the lines logged so far.
+@contextlib.contextmanager
+def unread(
+    serve: Callable[..., Server], folder: Path, lines_limit: int
+) -> Iterator[tuple[Server, list[socket.socket], Callable[[], bool]]]:
+    """A server and 50 connections on which it has answered, with a log that nobody has read yet.
 
-    Its log has room for 4 KiB only, and that is less than they take.
+    The log has room for 4 KiB only, and its lines take more; the last of the three reads on, and
+    tells whether all are there.
     """
-    log, numbers = tmp_path / "log", range(100, 150)
+    log, numbers = folder / "log", range(100, 150)
     os.mkfifo(log)
     reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    data = b""
+
+    def all_logged() -> bool:
+        nonlocal data
+        with contextlib.suppress(BlockingIOError):
+            data += os.read(reader, 2**16)
+        found = re.findall(rb'[^ ]+ - - [^"]+ "POST /plants" 200 .* (\d+)x{100}\n', data)
+        return sorted(map(int, found)) == list(numbers)
+
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, reader)
         with contextlib.suppress(AttributeError):  # only Linux has it
             fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
-
-        def start(lines_limit: int) -> tuple[Server, list[socket.socket], Callable[[], bool]]:
-            options = [settings_with(tmp_path, LINES_LIMIT=lines_limit), f"--access-logfile={log}"]
-            server = serve(*options, WEB_CONCURRENCY="1")
-            clients = []
-            for number in numbers:
-                client = stack.enter_context(server.connect())
-                request_id = b"X-Request-ID: %d%s" % (number, b"x" * 100)
-                client.sendall(post({"id": number, "name": "Ivy"}, request_id))
-                assert answers(receive_answer(client)) == [(200, {"name": "Ivy"})]
-                clients.append(client)
-            return server, clients, all_logged
-
-        data = b""
-
-        def all_logged() -> bool:
-            nonlocal data
-            with contextlib.suppress(BlockingIOError):
-                data += os.read(reader, 2**16)
-            found = re.findall(rb'[^ ]+ - - [^"]+ "POST /plants" 200 .* (\d+)x{100}\n', data)
-            return sorted(map(int, found)) == list(numbers)
-
-        yield start
+        options = [settings_with(folder, LINES_LIMIT=lines_limit), f"--access-logfile={log}"]
+        server = serve(*options, WEB_CONCURRENCY="1")
+        clients = [stack.enter_context(server.connect()) for _ in numbers]
+        for number, client in zip(numbers, clients, strict=True):
+            request_id = b"X-Request-ID: %d%s" % (number, b"x" * 100)
+            client.sendall(post({"id": number, "name": "Ivy"}, request_id))
+            assert answers(receive_answer(client)) == [(200, {"name": "Ivy"})]
+        yield server, clients, all_logged
 
 
 @pytest.mark.parametrize("lines_limit", [10, 1000])
-def test_a_log_that_nobody_reads_keeps_no_answer_back(unread, lines_limit):
+def test_a_log_that_nobody_reads_keeps_no_answer_back(serve, tmp_path, lines_limit):
     """Lines wait for room in it, and threads with some; all are there when it is read."""
-    _, _, all_logged = unread(lines_limit)
-    wait_until(all_logged)
+    with unread(serve, tmp_path, lines_limit) as (_, _, all_logged):
+        wait_until(all_logged)
 
 
-def test_a_log_that_is_read_late_has_all_lines(unread):
+def test_a_log_that_is_read_late_has_all_lines(serve, tmp_path):
     """The worker waits with its end until they are written."""
-    server, clients, all_logged = unread(1000)
-    server.process.terminate()
-    assert [client.recv(1) for client in clients] == [b""] * len(clients)
-    wait_until(all_logged)
-    assert server.process.wait(PATIENCE) == 0
+    with unread(serve, tmp_path, 1000) as (server, clients, all_logged):
+        server.process.terminate()
+        assert [client.recv(1) for client in clients] == [b""] * len(clients)
+        wait_until(all_logged)
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_what_fails_after_the_answer_does_not_answer_again(serve, tmp_path):
