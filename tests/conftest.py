@@ -17,8 +17,8 @@ from webtest import TestApp
 
 from app import create_app
 from storage import Storage
-from tests.postgresql import PostgreSQL, program
-from tests.server import PATIENCE, ROOT, TOKEN, Server
+from tests.support.postgresql import PostgreSQL, program
+from tests.support.server import PATIENCE, ROOT, TOKEN, Server
 
 ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
 

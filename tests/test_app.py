@@ -15,7 +15,7 @@ from webtest import TestApp
 from app import BODY_LIMIT, BearerPlugin, create_app, parse_tokens
 from schemas import VALIDATORS
 from storage import Plant, StartRefused
-from tests.server import TOKEN
+from tests.support.server import TOKEN
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 

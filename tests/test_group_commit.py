@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from storage import BackgroundThread, Conflict, Plant, StartRefused, Storage, Unavailable
-from tests.server import PATIENCE, wait_until
+from tests.support.server import PATIENCE, wait_until
 
 
 class MemoryEngine:

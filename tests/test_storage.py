@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from storage import Conflict, Plant, StartRefused, Storage, Unavailable
-from tests.server import PATIENCE
+from tests.support.server import PATIENCE
 
 FORK = multiprocessing.get_context("fork")
 

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.server import TOKEN, Server, wait_until
+from tests.support.server import TOKEN, Server, wait_until
 
 CHROMIUM = [
     "--headless=new",
