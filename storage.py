@@ -433,7 +433,11 @@ class SQLiteEngine(Engine):
             raise StartRefused(f"{self._path}: there is no such file")
         url = f"file:{quote(os.fsencode(self._path))}?mode={mode}"
         return sqlite3.connect(
-            url, self._busy_timeout, isolation_level=None, check_same_thread=False, uri=True
+            url,
+            timeout=self._busy_timeout,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=True,
         )
 
     def _check_owner(self, connection: sqlite3.Connection) -> bool:
