@@ -225,9 +225,9 @@ def require_json(environ: Environ) -> None:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         sent = f"not {content_type}" if content_type else "and there was none"
         raise HTTPError(415, f"Content-Type must be application/json, {sent}")
-    if (coding := environ.get("HTTP_CONTENT_ENCODING") or "identity").lower() != "identity":
+    if (coding := environ.get("HTTP_CONTENT_ENCODING", "")).lower() not in ("", "identity"):
         raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
-    if (coding := environ.get("HTTP_TRANSFER_ENCODING") or "chunked").lower() != "chunked":
+    if (coding := environ.get("HTTP_TRANSFER_ENCODING", "")).lower() not in ("", "chunked"):
         raise HTTPError(415, f"Transfer-Encoding must be chunked or left out, not {coding}")
 
 

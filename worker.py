@@ -1,12 +1,13 @@
 """gunicorn's gevent worker with time limits for its clients, and the access log.
 
-Knows nothing of plants. These classes are in a module of their own as gunicorn executes its
-configuration file anew at SIGHUP, but goes on with the logger that it has.
+Knows nothing of plants. The classes have a module of their own as gunicorn executes its
+configuration file anew at SIGHUP, but keeps the logger that it has.
 """
 
 import contextlib
 import json
 import logging
+import os
 import random
 import socket
 import time
@@ -19,7 +20,9 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-import gevent
+import gevent.pool
+import gevent.socket
+from gevent import monkey
 from gunicorn import glogging
 from gunicorn.http import errors
 from gunicorn.workers.ggevent import GeventWorker
@@ -30,20 +33,17 @@ PARSE_STATUS = {
     errors.LimitRequestHeaders: 431,
     errors.UnsupportedTransferCoding: 501,
 }
-CROWDED = 0.9  # of worker_connections; where there are more, the one that has waited longest goes
+SystemSocket = monkey.get_original("socket", "socket")
+CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
 
 
 class Connection:
-    """A client's socket with a deadline, which sends each answer in one piece.
-
-    Whatever is not here is the socket's own.
-    """
+    """A client's socket with a deadline, which sends an answer in one piece."""
 
     def __init__(self, sock: Any, request_limit: float, linger_limit: float) -> None:
-        """The limits are in seconds: for a request to arrive, and for its answer to be read."""
-        self._sock = sock
-        self._limit, self._linger = request_limit, linger_limit
-        self._unsent: list[bytes] = []
+        """Limit the seconds for a request to arrive, and then those for its answer to be read."""
+        self._sock, self._unsent = sock, b""
+        self._request_limit, self._linger_limit = request_limit, linger_limit
         self.is_cut = False
         self.wait(request_limit)
 
@@ -51,146 +51,150 @@ class Connection:
         return getattr(self._sock, name)
 
     def wait(self, limit: float) -> None:
-        """Wait for a request, whose first byte has to come within so many seconds."""
+        """Wait for a request to begin, at most so many seconds."""
         self.is_idle = True
         self.since = time.monotonic()
         self.deadline = self.since + limit
 
     def begin(self) -> None:
-        """Let the time run in which a request has to arrive."""
+        """Start the clock of a request, if it is not running."""
         if self.is_idle:
-            self.wait(self._limit)
+            self.wait(self._request_limit)
             self.is_idle = False
 
     def recv(self, size: int) -> bytes:
-        """Receive a part of a request; b"" at its end, or when its time is up."""
+        """Receive a part of a request; b"" where there is no more, or its time is up."""
         data: bytes = self._sock.recv(size)
         self.begin()
         return data
 
     def sendall(self, data: bytes) -> None:
         """Keep a part of an answer until flush()."""
-        self._unsent.append(data)
+        self._unsent += data
 
     def flush(self) -> None:
         """Send what was kept."""
-        data, self._unsent = b"".join(self._unsent), []
+        data, self._unsent = self._unsent, b""
         self._sock.sendall(data)
 
-    def cut(self, now: float) -> None:
-        """Read no further, so that a client that is late can still be told; then send no further.
-
-        What TLS would do at a shutdown needs an answer, so it is the socket below that is shut.
-        """
+    def cut(self) -> None:
+        """End the receiving, so that a client that is late can still be told; later the sending."""
+        is_over = self.is_cut and time.monotonic() > self.deadline + self._linger_limit
         self.is_cut = True
-        how = socket.SHUT_RD if now < self.deadline + self._linger else socket.SHUT_RDWR
-        with contextlib.suppress(OSError):
-            gevent.socket.socket.shutdown(self._sock, how)
+        # By the system alone: gevent's own method would fail those who wait for the socket.
+        with contextlib.suppress(OSError), SystemSocket(fileno=os.dup(self._sock.fileno())) as sock:
+            sock.shutdown(socket.SHUT_RDWR if is_over else socket.SHUT_RD)
 
     def close(self) -> None:
-        """Close once the client has read its answer (RFC 9112 section 9.6), or took too long."""
+        """Close once the client has read its answer (RFC 9112 section 9.6), or its time is up."""
         with contextlib.suppress(OSError):
             self.flush()
-            self.deadline = time.monotonic() + self._linger
-            gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)
+            self.wait(self._linger_limit)
+            self.is_idle = False
+            gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # not TLS's, which waits
             while self._sock.recv(2**16) and time.monotonic() < self.deadline:
                 pass
         self._sock.close()
 
 
-def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
-    """Pass on the chunks of a body; raise ParseException if there are too many of them."""
-    for count, chunk in enumerate(chunks, 1):
-        if count > limit:
-            raise errors.ParseException(f"it came in more than {limit} pieces")
-        yield chunk
-
-
 class Worker(GeventWorker):
-    """gunicorn's gevent worker: a greenlet for each connection, which here can't last for ever."""
+    """gunicorn's gevent worker, a greenlet for each connection, with limits for what they do."""
 
     request_limit = 20.0  # seconds for a request to arrive
     linger_limit = 3.0  # seconds for a client that is still sending to read its answer
-    chunk_limit = 2**13  # of a body; each costs time
+    chunk_limit = 2**13  # chunks of a body: each costs time
     exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
 
+    def run(self) -> None:
+        """Serve until told to end, then also the connections that nobody had accepted yet."""
+        self.backlog = [listener.dup() for listener in self.sockets]
+        self.rest = gevent.pool.Pool()
+        super().run()
+        deadline = time.monotonic() + self.cfg.graceful_timeout
+        while (self.backlog or self.rest) and time.monotonic() < deadline:
+            self.notify()
+            self.rest.join(timeout=0.1)
+
     def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
-        """Set no timer for each request: notify() looks at all deadlines."""
+        """Set no timer for a request: notify() looks at all deadlines."""
         return contextlib.nullcontext()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve a connection; close another if there are too many."""
+        """Serve a connection; if there are too many, cut the one that has waited longest."""
+        if len(self.connections) >= CROWDED * self.worker_connections:
+            waiting = sorted(self.connections, key=attrgetter("is_cut", "since"))
+            waiting[0].cut()
         connection = Connection(client, self.request_limit, self.linger_limit)
-        self.make_room()
         self.connections.add(connection)
         try:
             super().handle(listener, connection, addr)
         finally:
             self.connections.discard(connection)
 
-    def make_room(self) -> None:
-        """Cut the connection that has waited longest; what it has sent as a whole is answered."""
-        if len(self.connections) > CROWDED * self.worker_connections:
-            waiting = [each for each in self.connections if not each.is_cut]
-            if waiting:
-                min(waiting, key=attrgetter("since")).cut(0)
-
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
-        """Answer a request, then let other connections have their turn."""
+        """Answer a request, then let other connections go on."""
         sock.begin()
-        reader = req.body.reader
-        if chunks := getattr(reader, "parser", None):
-            reader.parser = limit_chunks(chunks, self.chunk_limit)
+        if chunks := getattr(req.body.reader, "parser", None):
+            req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
         sock.wait(self.cfg.keepalive)
         gevent.sleep(0)
 
     def notify(self) -> None:
-        """Tell the master that all is well, every second, and cut connections that are late."""
+        """Tell the master, every second, that all is well; cut connections that are late."""
         super().notify()
+        while self.backlog and not self.alive:
+            with contextlib.closing(self.backlog.pop()) as listener:
+                listener.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        self.rest.spawn(self.handle, listener, *listener.accept())
         now = time.monotonic()
         for connection in list(self.connections):
             if now > connection.deadline or (connection.is_idle and not self.alive):
-                connection.cut(now)
+                connection.cut()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End a moment later: where all get SIGTERM, the master has to stop listening first."""
         gevent.spawn_later(self.exit_delay, super().handle_exit, sig, frame)
 
-    def handle_error(self, req: Any, client: Connection, addr: Any, exc: BaseException) -> None:
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer what never came to the application as the application would: with an Error."""
-        if isinstance(exc, gevent.GreenletExit):
+        if isinstance(exc, (gevent.GreenletExit, OSError)):  # the worker ends; TLS failed
             return
         status, message = PARSE_STATUS.get(type(exc), 400), str(exc)
         if not isinstance(exc, errors.ParseException):
             self.log.exception("a request failed in the server")
             status, message = 500, "the service failed"
         request_id = f"{random.getrandbits(128):032x}"
-        body = json.dumps({"error": status, "message": message[:1000]}).encode() + b"\n"
+        body = json.dumps({"error": status, "message": message[:1000]}) + "\n"
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: gunicorn\r\n"
             f"Date: {formatdate(usegmt=True)}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
             f"X-Request-ID: {request_id}\r\n\r\n"
         )
-        client.sendall(head.encode() + body)
+        client.sendall(f"{head}{body}".encode())
         # Not what the error says: a broken header can have a token in it.
-        environ = {
-            "REMOTE_ADDR": addr[0] if addr else "",
-            "REQUEST_METHOD": type(exc).__name__,
-            "RAW_URI": "",
-            "PATH_INFO": "",
-            "SERVER_PROTOCOL": "",
-            "plants.request_id": request_id,
-        }
+        environ = dict.fromkeys(("RAW_URI", "PATH_INFO", "SERVER_PROTOCOL"), "")
+        environ |= {"REMOTE_ADDR": addr[0] if addr else "", "REQUEST_METHOD": type(exc).__name__}
+        environ["plants.request_id"] = request_id
         answer = SimpleNamespace(status=str(status), sent=len(body), headers=[])
-        self.log.access(answer, SimpleNamespace(headers=[]), environ, timedelta())
+        self.log.access(answer, answer, environ, timedelta())
+
+
+def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
+    """Pass the chunks of a body on; raise ParseException if there are more than `limit`."""
+    for count, chunk in enumerate(chunks, 1):
+        if count > limit:
+            raise errors.ParseException(f"it came in more than {limit} pieces")
+        yield chunk
 
 
 class AccessLogger(glogging.Logger):
@@ -217,14 +221,13 @@ class AccessLogger(glogging.Logger):
         request = f"{environ['REQUEST_METHOD']} {quote(path)}"[:2000].rstrip()
         line = (
             f'{quote(environ["REMOTE_ADDR"], ":") or "-"} - - {self.now()} "{request}" {status} '
-            f"{resp.sent} {request_time.total_seconds():.4f}s "
-            f"{environ.get('plants.request_id', '-')}"
+            f"{resp.sent} {request_time.total_seconds():.4f}s {environ.get('plants.request_id')}"
         )
-        for handler in self.access_log.handlers:
-            # Written directly to gunicorn's own stream: logging takes ten times as long for it.
-            if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
-                with handler.lock, contextlib.suppress(OSError, ValueError):
-                    handler.stream.write(f"{line}\n")
-                    handler.flush()
-            else:
-                self.access_log.info("%s", line)
+        handlers = self.access_log.handlers
+        if len(handlers) != 1 or not hasattr(handlers[0], "_gunicorn"):
+            self.access_log.info("%s", line)
+            return
+        # Directly to gunicorn's own stream: logging takes ten times as long.
+        with handlers[0].lock, contextlib.suppress(OSError, ValueError):
+            handlers[0].stream.write(f"{line}\n")
+            handlers[0].flush()

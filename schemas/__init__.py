@@ -4,6 +4,7 @@ Contains no HTTP and no SQL: app.py uses it for requests, transfer.py for `load`
 """
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
@@ -14,13 +15,13 @@ import fastjsonschema
 from jsonschema import Draft201909Validator, ValidationError
 from referencing import Registry, Resource
 
-MAX_NUMBER_LENGTH = 1000  # characters; reading a number takes time quadratic in its length
+MAX_DIGITS = sys.get_int_max_str_digits()  # of a number; 4300 unless Python is told otherwise
 MAX_EXACT = 2**53  # RFC 7493 section 2.2: beyond it 1e16 and its neighbours look the same to many
 SHOWN_LENGTH = 60  # characters of a value that a message repeats
 NO_NUL = r"^[^\x00]*$"
 
 
-class InvalidPlant(ValueError):
+class InvalidPlant(Exception):
     """The text is not a NewPlant; the message names every violation and its place."""
 
 
@@ -170,16 +171,18 @@ def _parse_json(body: bytes) -> Any:
         raise InvalidPlant(
             f"the plant is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}"
         ) from None
-    if not text:
-        raise InvalidPlant("the plant is missing: nothing was sent")
-    if text.startswith("\ufeff"):
-        raise InvalidPlant("the plant starts with a byte order mark, which JSON has no place for")
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise InvalidPlant(
-            f"the plant is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from None
+        if not text:
+            reason = "is missing: nothing was sent"
+        elif text.startswith("\ufeff"):
+            reason = "starts with a byte order mark, which JSON has no place for"
+        else:
+            reason = f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise InvalidPlant(f"the plant {reason}") from None
+    except ValueError:  # Python reads no longer integers, as that takes quadratic time
+        raise InvalidPlant(f"the plant has a number of more than {MAX_DIGITS} digits") from None
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -191,19 +194,14 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _integer(digits: str) -> int:
-    """An integer written without fraction and exponent."""
-    _check_length(digits)
-    return int(digits)
-
-
 def _number(digits: str) -> int | Decimal:
     """A number written with a fraction or an exponent: an int where it exactly is one.
 
     JSON Schema takes 1.0 for an integer (2020-12 Core, 4.2.3). Beyond 2**53 it stays a
     Decimal, which the schema refuses: there 1e16 may stand for a neighbour (RFC 7493, 2.2).
     """
-    _check_length(digits)
+    if len(digits) > MAX_DIGITS:
+        raise ValueError
     try:
         number = Decimal(digits)
     except InvalidOperation:
@@ -215,15 +213,10 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Decimal) and value == value.to_integral_value()
 
 
-def _check_length(digits: str) -> None:
-    if len(digits) > MAX_NUMBER_LENGTH:
-        raise InvalidPlant(f"the plant has a number of more than {MAX_NUMBER_LENGTH} characters")
-
-
 def _constant(name: str) -> NoReturn:
     raise InvalidPlant(f"the plant is not JSON, which has no {name}")
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
+    object_pairs_hook=_object, parse_float=_number, parse_constant=_constant
 )
