@@ -329,9 +329,10 @@ def wrap(app: WSGIApp) -> WSGIApp:
 
         host = environ.get("HTTP_HOST", "")
         if not HOST.fullmatch(host) and environ["SERVER_PROTOCOL"] != "HTTP/1.0":
-            body = to_json({"error": 400, "message": f"Host must be a host and port, not {host!r}"})
+            message = f"Host must be a host and port, not {host[:60]!r}"
+            body = to_json({"error": 400, "message": message})
             start("400 Bad Request", [NO_TYPE, ("Content-Length", str(len(body)))])
-            return [body]
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
         path = environ["PATH_INFO"]
         if (
             not path.isascii()
