@@ -239,8 +239,9 @@ def read_body(environ: Environ) -> bytes:
     """
     try:
         declared = int(environ.get("CONTENT_LENGTH") or 0)
-        size = BODY_LIMIT + 1 if "HTTP_TRANSFER_ENCODING" in environ else declared
-        body = bytes(environ["wsgi.input"].read(size)) if size <= BODY_LIMIT + 1 else b""
+        has_end = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")
+        size = BODY_LIMIT + 1 if has_end else declared
+        body = bytes(environ["wsgi.input"].read(size)) if 0 <= size <= BODY_LIMIT + 1 else b""
     except Exception as error:  # each server has its own for what a client can do wrong here
         raise HTTPError(400, f"the body could not be read: {error}") from None
     if declared > BODY_LIMIT or len(body) > BODY_LIMIT:
