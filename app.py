@@ -239,8 +239,9 @@ def read_body(environ: Environ) -> bytes:
     """
     try:
         declared = int(environ.get("CONTENT_LENGTH") or 0)
-        size = BODY_LIMIT + 1 if "HTTP_TRANSFER_ENCODING" in environ else declared
-        body = bytes(environ["wsgi.input"].read(size)) if size <= BODY_LIMIT + 1 else b""
+        has_end = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")
+        size = BODY_LIMIT + 1 if has_end else declared
+        body = bytes(environ["wsgi.input"].read(size)) if 0 <= size <= BODY_LIMIT + 1 else b""
     except Exception as error:  # each server has its own for what a client can do wrong here
         raise HTTPError(400, f"the body could not be read: {error}") from None
     if declared > BODY_LIMIT or len(body) > BODY_LIMIT:
@@ -329,9 +330,10 @@ def wrap(app: WSGIApp) -> WSGIApp:
 
         host = environ.get("HTTP_HOST", "")
         if not HOST.fullmatch(host) and environ["SERVER_PROTOCOL"] != "HTTP/1.0":
-            body = to_json({"error": 400, "message": f"Host must be a host and port, not {host!r}"})
+            message = f"Host must be a host and port, not {host[:60]!r}"
+            body = to_json({"error": 400, "message": message})
             start("400 Bad Request", [NO_TYPE, ("Content-Length", str(len(body)))])
-            return [body]
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
         path = environ["PATH_INFO"]
         if (
             not path.isascii()

@@ -52,7 +52,7 @@ def _compile(name: str) -> Callable[[Any], Any]:
     by_id = {each.schema["$id"]: each.schema for each in VALIDATORS.values()}
     check: Callable[[Any], Any] = fastjsonschema.compile(
         VALIDATORS[name].schema,
-        handlers={"https": by_id.__getitem__},  # nothing is fetched
+        handlers=dict.fromkeys(("http", "https"), by_id.__getitem__),  # nothing is fetched
         use_default=False,
         use_formats=False,
         detailed_exceptions=False,

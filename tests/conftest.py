@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -53,13 +54,21 @@ def url(database: Path) -> str:
     return f"sqlite:///{database}"
 
 
+@pytest.fixture(scope="session")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file without plants, as a start makes it: a copy is there without waiting for the disk."""
+    database = tmp_path_factory.mktemp("new") / "plants.db"
+    with contextlib.closing(Storage.from_url(f"sqlite:///{database}")) as storage:
+        storage.check_start()
+    return database
+
+
 @pytest.fixture
-def storage(url: str) -> Iterator[Storage]:
-    """A storage that has been started."""
-    storage = Storage.from_url(url, wait_limit=PATIENCE)
-    storage.check_start()
-    yield storage
-    storage.close()
+def storage(url: str, database: Path, new_database: Path) -> Iterator[Storage]:
+    """A storage whose database is there."""
+    shutil.copy(new_database, database)
+    with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
+        yield storage
 
 
 @pytest.fixture

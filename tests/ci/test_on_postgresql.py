@@ -1,7 +1,11 @@
 """The interface and the storage once more, on PostgreSQL."""
 
+import contextlib
+
 import pytest
 
+from storage import Storage
+from tests.support.server import PATIENCE
 from tests.test_app import *  # noqa: F403
 from tests.test_storage import *  # noqa: F403
 
@@ -10,6 +14,14 @@ from tests.test_storage import *  # noqa: F403
 def url(postgresql_url):
     """PostgreSQL in the place of SQLite."""
     return postgresql_url
+
+
+@pytest.fixture
+def storage(postgresql_url):
+    """A storage whose table is there."""
+    with contextlib.closing(Storage.from_url(postgresql_url, wait_limit=PATIENCE)) as storage:
+        storage.check_start()
+        yield storage
 
 
 @pytest.fixture
