@@ -5,7 +5,6 @@ Contains no HTTP. postgresql.py has the engine for a PostgreSQL server; transfer
 
 import contextlib
 import fcntl
-import functools
 import itertools
 import logging
 import os
@@ -14,10 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
+
+from schemas import Plant
 
 DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
@@ -27,25 +29,7 @@ ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
 ADVICE = "; mend that, or name another file on a local disk in DATABASE_URL"
 
 log = logging.getLogger("plants")
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Plant(NamedTuple):
-    """A row of the table: id is a signed integer of 64 bits, tag is None where there is none."""
-
-    id: int
-    name: str
-    tag: str | None = None
-
-    @classmethod
-    def from_json(cls, members: Mapping[str, Any]) -> "Plant":
-        """Return the plant in a JSON object that is valid against schemas/new-plant.json."""
-        return cls(members["id"], members["name"], members.get("tag"))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plant as a JSON object; without a tag it has no such member."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class Conflict(Exception):
@@ -69,6 +53,8 @@ class StartRefused(Unavailable):
 
 #: How many plants were new and, unless all were, what is stored under their ids.
 Inserted: TypeAlias = tuple[int, Mapping[int, Plant]]
+Batch: TypeAlias = Sequence[Plant | None]  # None stands for a health check
+Outcomes: TypeAlias = Sequence[Exception | None]  # what kept each out
 
 
 class Engine(Protocol):
@@ -90,7 +76,7 @@ class Engine(Protocol):
         """Return what tells this database from another one at the same place; "" if unknown."""
 
     def describe(self) -> str:
-        """Return what the database is and where, without a password, for the log."""
+        """Return what the database is and where, without a password."""
 
     def close(self) -> None:
         """Close the connection; insert() opens another."""
@@ -132,7 +118,8 @@ class Storage:
         Raises Conflict if another plant has its id, and Unavailable, after `wait_limit` seconds
         at most, if the outcome is unknown.
         """
-        self._add(plant, self._wait_limit)
+        if error := self._wait(self._commit.submit(plant), self._wait_limit):
+            raise error
 
     def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
         """Store many plants in few batches; return for each None or what add() would raise."""
@@ -142,23 +129,22 @@ class Storage:
 
     def check(self) -> None:
         """Raise Unavailable unless the database takes a write within CHECK_LIMIT seconds."""
-        self._add(None, CHECK_LIMIT)
+        if error := self._wait(self._commit.submit(None), CHECK_LIMIT):
+            raise error
 
     def check_start(self) -> str:
         """Create the database if there is none and return its identity.
 
-        Only this creates one: a database that goes away later must not be replaced in silence.
+        Nothing else creates one: a database that goes away later must not be replaced in silence.
         Raises StartRefused if it will not work until an operator has acted.
         """
         self._engine.may_create = True
-        try:
-            self._add(None, self._wait_limit)
-        except StartRefused:
-            raise
-        except Unavailable as error:
+        error = self._wait(self._commit.submit(None), self._wait_limit)
+        self._engine.may_create = False
+        if isinstance(error, StartRefused):
+            raise error
+        if error:
             log.warning("starting with 503 for all plants until this has passed: %s", error)
-        finally:
-            self._engine.may_create = False
         return self._engine.identity()
 
     def describe(self) -> str:
@@ -173,11 +159,6 @@ class Storage:
         """Close the connection; the storage opens another when it is used again."""
         self._commit.close(self._wait_limit / 2)
 
-    def _add(self, plant: Plant | None, timeout: float) -> None:
-        error = self._wait(self._commit.submit(plant), timeout)
-        if error is not None:
-            raise error
-
     def _wait(self, entry: "Entry", timeout: float) -> Exception | None:
         if entry.done.wait(timeout):
             return entry.error
@@ -185,8 +166,7 @@ class Storage:
         obstacle = self._engine.obstacle or "the storage does not answer"
         return Unavailable(f"gave up after {timeout:.3g} s: {obstacle}")
 
-    def _write(self, batch: Sequence[Plant | None]) -> Sequence[Exception | None]:
-        """Write a batch, in which None stands for a health check; return what kept each out."""
+    def _write(self, batch: Batch) -> Outcomes:
         # Sorted, as two batches with the same plants in different order can deadlock.
         plants = sorted((plant for plant in batch if plant is not None), key=attrgetter("id"))
         try:
@@ -211,16 +191,14 @@ class Storage:
         ]
 
 
+@dataclass(slots=True)
 class Entry:
-    """A plant in the queue, or None for a health check, and what came of it."""
+    """A plant in the queue, or None for a health check."""
 
-    __slots__ = ("done", "error", "is_abandoned", "plant")
-
-    def __init__(self, plant: Plant | None) -> None:
-        self.plant = plant
-        self.done = threading.Event()
-        self.error: Exception | None = None  # what kept the plant out, once it is done
-        self.is_abandoned = False  # whether the request has given up
+    plant: Plant | None
+    done: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None  # what kept the plant out, once it is done
+    is_abandoned: bool = False  # whether the request has given up
 
 
 class GroupCommit:
@@ -231,12 +209,8 @@ class GroupCommit:
     """
 
     def __init__(
-        self,
-        write: Callable[[Sequence[Plant | None]], Sequence[Exception | None]],
-        close: Callable[[], None],
-        max_batch: int,
+        self, write: Callable[[Batch], Outcomes], close: Callable[[], None], max_batch: int
     ) -> None:
-        """`write` returns, for each plant of a batch, None or what kept it out."""
         self._write, self._close = write, close
         self._max_batch = max_batch
         self._queue: SimpleQueue[Entry | None] = SimpleQueue()
@@ -274,7 +248,7 @@ class GroupCommit:
         while len(queued) < self._max_batch and not self._queue.empty():
             queued.append(self._queue.get())
         batch = [entry for entry in queued if entry is not None and not entry.is_abandoned]
-        errors: Sequence[Exception | None]
+        errors: Outcomes
         try:
             errors = self._write([entry.plant for entry in batch]) if batch else []
         except Exception as error:
@@ -305,18 +279,19 @@ def insert_new(
     return new, {row[0]: Plant(*row) for row in found}
 
 
-def in_real_thread(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that blocks: where gevent has made greenlets of all threads, it is run
-    by one of the real threads that gevent keeps for this, so that other requests go on.
+def in_real_thread(function: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function that blocks, which would stop all greenlets.
+
+    Where gevent has made greenlets of the threads, one of the real threads that it keeps for this
+    runs the function.
     """
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: Any) -> T:
         monkey = sys.modules.get("gevent.monkey")
         if monkey is None or not monkey.is_module_patched("threading"):
-            return function(*args, **kwargs)
-        pool = sys.modules["gevent"].get_hub().threadpool
-        return pool.apply(function, args, kwargs)  # type: ignore[no-any-return]
+            return function(*args)
+        result: T = sys.modules["gevent"].get_hub().threadpool.apply(function, args)
+        return result
 
     return call
 
@@ -365,9 +340,9 @@ class SQLiteEngine(Engine):
         except (sqlite3.IntegrityError, sqlite3.DataError):
             raise
         except (sqlite3.Error, OSError) as error:
-            may_pass = getattr(error, "sqlite_errorcode", 0) & 0xFF in self.MAY_PASS
-            reason = Unavailable if may_pass else StartRefused
-            raise reason(f"{self._path}: {error}{ADVICE}") from None
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in self.MAY_PASS:
+                raise Unavailable(f"{self._path}: {error}") from None
+            raise StartRefused(f"{self._path}: {error}{ADVICE}") from None
 
     def rows(self) -> Iterator[Plant]:
         try:
@@ -408,52 +383,38 @@ class SQLiteEngine(Engine):
     def _open(self) -> sqlite3.Connection:
         """Connect, and create the file if that is allowed now and there is none."""
         found = self.identity()
-        if found and not os.path.getsize(self._path):
-            raise StartRefused(f"{self._path} is empty; put it back, or remove it for a new one")
-        expected = self._identity or found
         # Before SQLite opens the file: it would play the -wal of another one into it.
-        self._expect(expected)
-        connection = self._connect("rwc" if self.may_create else "rw")
+        if found and self._identity not in ("", found):
+            raise StartRefused(f"{self._path} was replaced under the service: restart it")
+        is_new = self.may_create and not found
+        connection = self._connect("rwc" if is_new else "rw")
         try:
-            self._prepare(connection)
+            self._prepare(connection, is_new)
             self._files = self._find_inodes("", "-wal", "-shm")
-            self._expect(expected)
+            if found and found != self.identity():
+                raise Unavailable(f"{self._path} was replaced while it was opened")
         except BaseException:
             connection.close()
             raise
         self._connection = connection
         return connection
 
-    def _expect(self, identity: str) -> None:
-        if identity and self.identity() not in ("", identity):
-            raise StartRefused(f"{self._path} was replaced under the service: restart it")
-
     def _connect(self, mode: str) -> sqlite3.Connection:
         if mode != "rwc" and not os.path.exists(self._path):
             raise StartRefused(f"{self._path}: there is no such file")
         url = f"file:{quote(os.fsencode(self._path))}?mode={mode}"
         return sqlite3.connect(
-            url,
-            timeout=self._busy_timeout,
-            isolation_level=None,
-            check_same_thread=False,
-            uri=True,
+            url, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False, uri=True
         )
 
-    def _check_owner(self, connection: sqlite3.Connection) -> bool:
-        """Return whether the database is new. Raises StartRefused if it is not ours."""
-        names = ("application_id", "user_version", "schema_version")
-        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
-        is_new = self.may_create and found == [0, 0, 0]
-        if found[0] != self.APPLICATION_ID and not is_new:
-            raise StartRefused(f"{self._path} is not a database of this service{ADVICE}")
-        if found[1] > self.VERSION:
+    def _check_owner(self, connection: sqlite3.Connection) -> None:
+        if connection.execute("PRAGMA application_id").fetchone()[0] != self.APPLICATION_ID:
+            raise StartRefused(f"{self._path} is empty or another program's{ADVICE}")
+        if connection.execute("PRAGMA user_version").fetchone()[0] > self.VERSION:
             raise StartRefused(f"{self._path} is of a newer version of this service; run that")
-        return is_new
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Check that the file is ours, or make it so if it is new, and make all in it durable."""
-        is_new = self._check_owner(connection)
+    def _prepare(self, connection: sqlite3.Connection, is_new: bool) -> None:
+        """Set the connection up, make a new file ours, and make all that is in it durable."""
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the drive
         if is_new:
@@ -461,6 +422,7 @@ class SQLiteEngine(Engine):
                 f"BEGIN IMMEDIATE; {self.SCHEMA}; PRAGMA application_id = {self.APPLICATION_ID};"
                 f"PRAGMA user_version = {self.VERSION}; COMMIT"
             )
+        self._check_owner(connection)
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise StartRefused(f"{self._path}: no WAL mode on this file system{ADVICE}")
         # What a killed process wrote but had not synced yet is read back as if it were stored, and

@@ -6,10 +6,10 @@ Contains no HTTP and no SQL: app.py uses it for requests, transfer.py for `load`
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import fastjsonschema
 from jsonschema import Draft201909Validator, ValidationError
@@ -19,6 +19,23 @@ MAX_DIGITS = sys.get_int_max_str_digits()  # of a number; 4300 unless Python is 
 MAX_EXACT = 2**53  # RFC 7493 section 2.2: beyond it 1e16 and its neighbours look the same to many
 SHOWN_LENGTH = 60  # characters of a value that a message repeats
 NO_NUL = r"^[^\x00]*$"
+
+
+class Plant(NamedTuple):
+    """A row of the table: id is a signed integer of 64 bits, tag is None where there is none."""
+
+    id: int
+    name: str
+    tag: str | None = None
+
+    @classmethod
+    def from_json(cls, members: Mapping[str, Any]) -> "Plant":
+        """Return the plant in a JSON object that is valid against schemas/new-plant.json."""
+        return cls(members["id"], members["name"], members.get("tag"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plant as a JSON object; without a tag it has no such member."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class InvalidPlant(Exception):
