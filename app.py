@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bottle import BaseResponse, Bottle, HTTPError, PluginError, Route, request, response
+from bottle import BaseResponse, Bottle, HTTPError, Route, request, response
 
 from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import DEFAULT_URL, Conflict, Plant, StartRefused, Storage, Unavailable
@@ -27,20 +27,23 @@ WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 BODY_LIMIT = 2**20  # bytes
 MESSAGE_LIMIT = 1000  # characters of an Error's message
-RETRY_AFTER = "1"  # seconds
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
 ORIGIN = re.compile(  # as browsers send it: in lower case, without the scheme's own port
     r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
 )
 HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.IGNORECASE)
+JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
+ALLOWED = "Access-Control-Allow-Origin"
+SHARED = ("/plants", "/openapi.json")  # with pages of other origins
 PREFLIGHT = [
-    ("Access-Control-Allow-Methods", "POST"),
+    ("Access-Control-Allow-Methods", "GET, POST"),
     ("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-ID"),
     ("Access-Control-Max-Age", "600"),  # seconds
 ]
-NO_TYPE = ("Content-Type", BaseResponse.default_content_type)  # what Bottle adds where none is set
-JSON_HEADERS = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+HTML = ("Content-Type", BaseResponse.default_content_type)  # Bottle's, where a route sets none
+JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+NOSNIFF = ("X-Content-Type-Options", "nosniff")
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
 PAGE = {
@@ -58,33 +61,31 @@ PAGE_POLICY = (
 def get_app(**options: float) -> WSGIApp:
     """Return the application that the environment describes; `options` are those of Storage.
 
-    Creates the database if there is none, unless check_start() has done so for the whole server.
-    Raises StartRefused.
+    Creates the database if there is none. Raises StartRefused.
     """
-    storage, tokens, origins = read_environment(**options)
     if "PLANTS_STORAGE" not in os.environ:
-        storage.check_start()
-        storage.close()  # the server may fork
+        check_start()
+    storage, tokens, origins = read_environment(**options)
     atexit.register(storage.close)
     return create_app(storage, tokens, origins)
 
 
-def check_start() -> tuple[str, str]:
-    """Return what PLANTS_STORAGE has to be for the workers, and what the storage is in words.
+def check_start() -> str:
+    """Return what the storage is, in words, once it can be used by other processes.
 
     Raises StartRefused for whatever would keep the service from working.
     """
     storage, tokens, origins = read_environment()
     create_app(storage, tokens, origins)
-    identity = storage.check_start()
+    os.environ["PLANTS_STORAGE"] = storage.check_start()
     storage.close()
-    return identity, storage.describe()
+    return storage.describe()
 
 
 def read_environment(**options: float) -> tuple[Storage, list[str], list[str]]:
     """Return what DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused.
 
-    gunicorn.conf.py sets PLANTS_STORAGE, so that no worker takes up another database later.
+    PLANTS_STORAGE is of our own making, so that no worker takes up another database later.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
     return (
@@ -132,7 +133,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     publish(app, "/openapi.json", "application/json", json.dumps(openapi(), indent=2).encode())
     for path, (name, content_type) in PAGE.items():
         publish(app, path, content_type, (STATIC / name).read_bytes())
-    return wrap(allow_origins(app, origins))
+    return partial(serve, app, origins)
 
 
 def create_plant(storage: Storage) -> bytes:
@@ -192,11 +193,6 @@ class BearerPlugin:
     def __init__(self, tokens: Iterable[str]) -> None:
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
 
-    def setup(self, app: Bottle) -> None:
-        """Raise PluginError if `app` has such a plugin already: routes would skip both."""
-        if any(plugin.name == self.name for plugin in app.plugins if hasattr(plugin, "name")):
-            raise PluginError("a bearer plugin is installed already")
-
     def apply(self, callback: Callable[..., Any], route: Route) -> Callable[..., Any]:
         """Wrap a route's callback."""
 
@@ -222,12 +218,12 @@ class BearerPlugin:
 def require_json(environ: Environ) -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
     content_type = environ.get("CONTENT_TYPE", "")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
+    if not JSON_TYPE.match(content_type):
         sent = f"not {content_type}" if content_type else "and there was none"
         raise HTTPError(415, f"Content-Type must be application/json, {sent}")
-    if (coding := environ.get("HTTP_CONTENT_ENCODING", "")).lower() not in ("", "identity"):
+    if (coding := environ.get("HTTP_CONTENT_ENCODING")) and coding.lower() != "identity":
         raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
-    if (coding := environ.get("HTTP_TRANSFER_ENCODING", "")).lower() not in ("", "chunked"):
+    if (coding := environ.get("HTTP_TRANSFER_ENCODING")) and coding.lower() != "chunked":
         raise HTTPError(415, f"Transfer-Encoding must be chunked or left out, not {coding}")
 
 
@@ -255,7 +251,7 @@ def unavailable(reason: Unavailable) -> HTTPError:
     """The 503 for a storage that can't answer now. The reason is for the operator only."""
     log.error("request %s got a 503: %s", request.environ["plants.request_id"], reason)
     message = "the storage is not available now; it is safe to send the same plant again"
-    return HTTPError(503, message, Retry_After=RETRY_AFTER)
+    return HTTPError(503, message, Retry_After="1")
 
 
 def answer_error(error: HTTPError) -> bytes:
@@ -281,66 +277,57 @@ def to_json(answer: dict[str, Any]) -> bytes:
     return f"{{{members}}}\n".encode(errors="replace")
 
 
-def allow_origins(app: WSGIApp, origins: Collection[str]) -> WSGIApp:
-    """Wrap `app` so that pages of `origins` may store plants (fetch.spec.whatwg.org, CORS)."""
-    if not origins:
-        return app
-
-    def shared(environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] not in ("/plants", "/openapi.json"):
-            return app(environ, start_response)
-        origin = environ.get("HTTP_ORIGIN", "")
-        allowed = [("Vary", "Origin")]
-        if origin and ("*" in origins or origin in origins):
-            allowed += [
-                ("Access-Control-Allow-Origin", "*" if "*" in origins else origin),
-                ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
-            ]
-            if environ["REQUEST_METHOD"] == "OPTIONS":  # the browser asks before it sends a token
-                start_response("204 No Content", [*allowed, *PREFLIGHT])
-                return []
-
-        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            return start_response(status, [*headers, *allowed], exc_info)
-
-        return app(environ, start)
-
-    return shared
-
-
-def wrap(app: WSGIApp) -> WSGIApp:
-    """Wrap `app` with what every request and every answer has.
+def serve(
+    app: WSGIApp, origins: Collection[str], environ: Environ, start_response: Callable[..., Any]
+) -> Iterable[bytes]:
+    """Call `app` with what all requests and answers have in common.
 
     The X-Request-ID is the client's own if that is fit for a log; others find it in environ, as
-    plants.request_id. A request without a valid Host is refused (RFC 9112, 3.2).
+    plants.request_id. A request without a valid Host is refused (RFC 9112 section 3.2).
     """
+    request_id = environ.get("HTTP_X_REQUEST_ID", "")
+    if not REQUEST_ID.fullmatch(request_id):
+        request_id = f"{random.getrandbits(128):032x}"
+    environ["plants.request_id"] = request_id
+    common = [("X-Request-ID", request_id), NOSNIFF]
 
-    def wrapped(environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        request_id = environ.get("HTTP_X_REQUEST_ID", "")
-        if not REQUEST_ID.fullmatch(request_id):
-            request_id = f"{random.getrandbits(128):032x}"
-        environ["plants.request_id"] = request_id
-        own = [("X-Request-ID", request_id), ("X-Content-Type-Options", "nosniff")]
+    def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        if HTML in headers:
+            headers.remove(HTML)
+            headers += JSON
+        return start_response(status, headers + common, exc_info)
 
-        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            if NO_TYPE in headers:
-                headers.remove(NO_TYPE)
-                headers += JSON_HEADERS
-            return start_response(status, headers + own, exc_info)
+    path = environ["PATH_INFO"]
+    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(
+        environ.get("HTTP_HOST", "")
+    ):
+        return refuse_host(start)
+    if origins and path in SHARED:
+        common += allow_origin(environ, origins)
+        if environ["REQUEST_METHOD"] == "OPTIONS" and ALLOWED in dict(common):
+            start("204 No Content", PREFLIGHT)
+            return []
+    if not path.isascii():  # Bottle drops what is not UTF-8, and would find /plants in /pl%ffants
+        environ["PATH_INFO"] = (
+            path.encode("latin1").decode(errors="replace").encode().decode("latin1")
+        )
+    return app(environ, start)
 
-        host = environ.get("HTTP_HOST", "")
-        if not HOST.fullmatch(host) and environ["SERVER_PROTOCOL"] != "HTTP/1.0":
-            message = f"Host must be a host and port, not {host[:60]!r}"
-            body = to_json({"error": 400, "message": message})
-            start("400 Bad Request", [NO_TYPE, ("Content-Length", str(len(body)))])
-            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
-        path = environ["PATH_INFO"]
-        if (
-            not path.isascii()
-        ):  # Bottle drops what is not UTF-8, and would find /plants in /pl%ffants
-            environ["PATH_INFO"] = (
-                path.encode("latin1").decode(errors="replace").encode().decode("latin1")
-            )
-        return app(environ, start)
 
-    return wrapped
+def refuse_host(start: Callable[..., Any]) -> list[bytes]:
+    """Answer a request whose Host is missing or not one host and port."""
+    body = to_json({"error": 400, "message": "Host must be a host and port, and be given once"})
+    start("400 Bad Request", [HTML, ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def allow_origin(environ: Environ, origins: Collection[str]) -> list[tuple[str, str]]:
+    """Return the headers that let a page of `origins` read the answer (fetch.spec.whatwg.org)."""
+    origin = environ.get("HTTP_ORIGIN", "")
+    headers = [("Vary", "Origin")]
+    if origin and ("*" in origins or origin in origins):
+        headers += [
+            (ALLOWED, "*" if "*" in origins else origin),
+            ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
+        ]
+    return headers

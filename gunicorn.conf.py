@@ -39,7 +39,7 @@ def check_in_child(results: "multiprocessing.SimpleQueue[tuple[str, str]]") -> N
     from storage import StartRefused
 
     try:
-        results.put(check_start())
+        results.put((check_start(), os.environ["PLANTS_STORAGE"]))
     except StartRefused as error:
         sys.exit(str(error))
 
@@ -61,7 +61,7 @@ def on_starting(server: Any) -> None:
     check.join()
     if check.exitcode:
         sys.exit(1)
-    os.environ["PLANTS_STORAGE"], server.storage = results.get()
+    server.storage, os.environ["PLANTS_STORAGE"] = results.get()
 
 
 def when_ready(server: Any) -> None:
