@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import Draft201909Validator, ValidationError
 from referencing import Registry, Resource
 
 MAX_NUMBER_LENGTH = 1000  # characters; reading a number takes time quadratic in its length
@@ -30,7 +30,7 @@ class InvalidPlant(ValueError):
     """The text is not a NewPlant; the message names every violation and its place."""
 
 
-def _load(*names: str) -> tuple[dict[str, Draft202012Validator], dict[str, Check]]:
+def _load(*names: str) -> tuple[dict[str, Draft201909Validator], dict[str, Check]]:
     """Read schemas/NAME.json; return a validator for each, and a quick check.
 
     Raises jsonschema.SchemaError for a file that is no schema, and
@@ -41,11 +41,11 @@ def _load(*names: str) -> tuple[dict[str, Draft202012Validator], dict[str, Check
     resources = [(schema["$id"], Resource.from_contents(schema)) for schema in schemas.values()]
     registry: Registry[Any] = Registry().with_resources(resources).crawl()
     for schema in schemas.values():
-        Draft202012Validator.check_schema(schema)
+        Draft201909Validator.check_schema(schema)
         for ref in _refs(schema):
             registry.resolver(schema["$id"]).lookup(ref)
     return (
-        {name: Draft202012Validator(each, registry=registry) for name, each in schemas.items()},
+        {name: Draft201909Validator(each, registry=registry) for name, each in schemas.items()},
         {name: quick_check(each, registry.resolver(each["$id"])) for name, each in schemas.items()},
     )
 
