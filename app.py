@@ -16,13 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bottle import Bottle, HTTPError, PluginError, Route, request, response
+from bottle import BaseResponse, Bottle, HTTPError, PluginError, Route, request, response
 
 from schemas import InvalidPlant, openapi, parse_new_plant
-from storage import Conflict, Plant, StartRefused, Storage, Unavailable, database_url
+from storage import DEFAULT_URL, Conflict, Plant, StartRefused, Storage, Unavailable
 
 log = logging.getLogger("plants")
-WSGIApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+Environ: TypeAlias = dict[str, Any]
+WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 BODY_LIMIT = 2**20  # bytes
 MESSAGE_LIMIT = 1000  # characters of an Error's message
@@ -31,12 +32,15 @@ TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.
 ORIGIN = re.compile(  # as browsers send it: in lower case, without the scheme's own port
     r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
 )
+HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 PREFLIGHT = [
     ("Access-Control-Allow-Methods", "POST"),
     ("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-ID"),
     ("Access-Control-Max-Age", "600"),  # seconds
 ]
+NO_TYPE = ("Content-Type", BaseResponse.default_content_type)  # what Bottle adds where none is set
+JSON_HEADERS = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
 PAGE = {
@@ -51,9 +55,16 @@ PAGE_POLICY = (
 )
 
 
-def get_app() -> WSGIApp:
-    """The application as the environment sets it up. Raises StartRefused."""
-    storage, tokens, origins = read_environment()
+def get_app(**options: float) -> WSGIApp:
+    """Return the application that the environment describes; `options` are those of Storage.
+
+    Creates the database if there is none, unless check_start() has done so for the whole server.
+    Raises StartRefused.
+    """
+    storage, tokens, origins = read_environment(**options)
+    if "PLANTS_STORAGE" not in os.environ:
+        storage.check_start()
+        storage.close()  # the server may fork
     atexit.register(storage.close)
     return create_app(storage, tokens, origins)
 
@@ -70,13 +81,14 @@ def check_start() -> tuple[str, str]:
     return identity, storage.describe()
 
 
-def read_environment() -> tuple[Storage, list[str], list[str]]:
-    """What DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused.
+def read_environment(**options: float) -> tuple[Storage, list[str], list[str]]:
+    """Return what DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused.
 
     gunicorn.conf.py sets PLANTS_STORAGE, so that no worker takes up another database later.
     """
+    url = os.environ.get("DATABASE_URL", DEFAULT_URL)
     return (
-        Storage.from_url(database_url(), os.environ.get("PLANTS_STORAGE", "")),
+        Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), **options),
         parse_tokens(os.environ.get("PLANTS_TOKENS", "")),
         parse_origins(os.environ.get("PLANTS_CORS_ORIGINS")),
     )
@@ -112,7 +124,6 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     """
     app = Bottle()
     app.default_error_handler = answer_error
-    app.add_hook("before_request", restore_path)
     app.install(BearerPlugin(tokens))
     app.post("/plants", callback=partial(create_plant, storage))
     app.route(
@@ -121,22 +132,16 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     publish(app, "/openapi.json", "application/json", json.dumps(openapi(), indent=2).encode())
     for path, (name, content_type) in PAGE.items():
         publish(app, path, content_type, (STATIC / name).read_bytes())
-    return add_headers(allow_origins(app, origins))
-
-
-def restore_path() -> None:
-    """Put back what is not UTF-8: Bottle leaves it out, and would find /plants in /pl%ffants."""
-    environ = request.environ
-    path = environ["bottle.raw_path"]
-    environ["PATH_INFO"] = path.encode("latin1").decode(errors="replace")
+    return wrap(allow_origins(app, origins))
 
 
 def create_plant(storage: Storage) -> bytes:
     """POST /plants: store the plant in the body and answer it without its id."""
-    require_json()
+    environ = request.environ
+    require_json(environ)
     try:
-        plant = Plant.from_json(parse_new_plant(read_body()))
-        store(storage, plant)
+        plant = Plant.from_json(parse_new_plant(read_body(environ)))
+        storage.add(plant)
     except InvalidPlant as error:
         raise HTTPError(400, str(error)) from None
     except Conflict as error:
@@ -146,19 +151,6 @@ def create_plant(storage: Storage) -> bytes:
     answer = plant.to_json()
     del answer["id"]
     return to_json(answer)
-
-
-def store(storage: Storage, plant: Plant) -> None:
-    """Store `plant`: before this returns or, if the server offers that, before it sends the answer.
-
-    A server that does puts a stand-in for its socket into environ. It goes on with other requests
-    meanwhile, and calls again without the offer if the plant could not be stored.
-    """
-    hold_back = getattr(request.environ.get("gunicorn.socket"), "hold_back", None)
-    if hold_back is None:
-        storage.add(plant)
-    else:
-        hold_back(storage.submit(plant))
 
 
 def look_at_storage(storage: Storage) -> bytes:
@@ -227,30 +219,29 @@ class BearerPlugin:
         raise HTTPError(401, message, WWW_Authenticate=f'Bearer realm="plants"{detail}')
 
 
-def require_json() -> None:
+def require_json(environ: Environ) -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
-    environ = request.environ
     content_type = environ.get("CONTENT_TYPE", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         sent = f"not {content_type}" if content_type else "and there was none"
         raise HTTPError(415, f"Content-Type must be application/json, {sent}")
-    if (coding := environ.get("HTTP_CONTENT_ENCODING") or "identity").lower() != "identity":
+    if (coding := environ.get("HTTP_CONTENT_ENCODING", "")).lower() not in ("", "identity"):
         raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
-    if (coding := environ.get("HTTP_TRANSFER_ENCODING") or "chunked").lower() != "chunked":
+    if (coding := environ.get("HTTP_TRANSFER_ENCODING", "")).lower() not in ("", "chunked"):
         raise HTTPError(415, f"Transfer-Encoding must be chunked or left out, not {coding}")
 
 
-def read_body() -> bytes:
-    """The whole body, as long as Content-Length says it is.
+def read_body(environ: Environ) -> bytes:
+    """Return the whole body, and read no further: not every server stops at its end (PEP 3333).
 
     Raises HTTPError 413 for one beyond BODY_LIMIT, and 400 for one that ends early or is badly
-    chunked. Bottle's request.body would undo a chunked encoding that gunicorn has undone already.
+    chunked. Bottle's request.body would undo a chunked encoding that the server has undone already.
     """
-    environ = request.environ
     try:
         declared = int(environ.get("CONTENT_LENGTH") or 0)
-        if declared <= BODY_LIMIT:
-            body = bytes(environ["wsgi.input"].read(BODY_LIMIT + 1))
+        has_end = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")
+        size = BODY_LIMIT + 1 if has_end else declared
+        body = bytes(environ["wsgi.input"].read(size)) if 0 <= size <= BODY_LIMIT + 1 else b""
     except Exception as error:  # each server has its own for what a client can do wrong here
         raise HTTPError(400, f"the body could not be read: {error}") from None
     if declared > BODY_LIMIT or len(body) > BODY_LIMIT:
@@ -273,7 +264,8 @@ def answer_error(error: HTTPError) -> bytes:
     if error.status_code == 404:
         message = f"there is nothing at {request.path}; plants are created with POST /plants"
     elif error.status_code == 405:
-        message = f"{request.method} is not possible here, only {error.get_header('Allow')}"
+        error.headers["Allow"] = error.headers["Allow"].replace(",", ", ")
+        message = f"{request.method} is not possible here, only {error.headers['Allow']}"
     elif error.exception:  # Bottle has caught, and logged, what should not have happened
         log.error("request %s got a 500: see above", request.environ["plants.request_id"])
         message = "the service failed; it is safe to send the same plant again"
@@ -283,12 +275,10 @@ def answer_error(error: HTTPError) -> bytes:
 
 
 def to_json(answer: dict[str, Any]) -> bytes:
-    """Make `answer` the JSON body of the response, which nobody keeps."""
-    response.content_type = "application/json"
-    response.set_header("Cache-Control", "no-store")
+    """Return `answer` as JSON; the line end is for shells, whose prompt would follow."""
     # One by one: for a dict Python makes an encoder anew, which takes longer than to encode it.
     members = ", ".join([f'"{name}": {ENCODE(value)}' for name, value in answer.items()])
-    return f"{{{members}}}".encode(errors="replace")
+    return f"{{{members}}}\n".encode(errors="replace")
 
 
 def allow_origins(app: WSGIApp, origins: Collection[str]) -> WSGIApp:
@@ -296,8 +286,8 @@ def allow_origins(app: WSGIApp, origins: Collection[str]) -> WSGIApp:
     if not origins:
         return app
 
-    def shared(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/plants":
+    def shared(environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] not in ("/plants", "/openapi.json"):
             return app(environ, start_response)
         origin = environ.get("HTTP_ORIGIN", "")
         allowed = [("Vary", "Origin")]
@@ -318,14 +308,14 @@ def allow_origins(app: WSGIApp, origins: Collection[str]) -> WSGIApp:
     return shared
 
 
-def add_headers(app: WSGIApp) -> WSGIApp:
-    """Wrap `app` so that each request and its answer have an X-Request-ID.
+def wrap(app: WSGIApp) -> WSGIApp:
+    """Wrap `app` with what every request and every answer has.
 
-    It is the client's own if that is fit for a log; others find it in environ, as
-    plants.request_id. Also tells browsers not to guess another Content-Type.
+    The X-Request-ID is the client's own if that is fit for a log; others find it in environ, as
+    plants.request_id. A request without a valid Host is refused (RFC 9112, 3.2).
     """
 
-    def identified(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def wrapped(environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         request_id = environ.get("HTTP_X_REQUEST_ID", "")
         if not REQUEST_ID.fullmatch(request_id):
             request_id = f"{random.getrandbits(128):032x}"
@@ -333,8 +323,24 @@ def add_headers(app: WSGIApp) -> WSGIApp:
         own = [("X-Request-ID", request_id), ("X-Content-Type-Options", "nosniff")]
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+            if NO_TYPE in headers:
+                headers.remove(NO_TYPE)
+                headers += JSON_HEADERS
             return start_response(status, headers + own, exc_info)
 
+        host = environ.get("HTTP_HOST", "")
+        if not HOST.fullmatch(host) and environ["SERVER_PROTOCOL"] != "HTTP/1.0":
+            message = f"Host must be a host and port, not {host[:60]!r}"
+            body = to_json({"error": 400, "message": message})
+            start("400 Bad Request", [NO_TYPE, ("Content-Length", str(len(body)))])
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+        path = environ["PATH_INFO"]
+        if (
+            not path.isascii()
+        ):  # Bottle drops what is not UTF-8, and would find /plants in /pl%ffants
+            environ["PATH_INFO"] = (
+                path.encode("latin1").decode(errors="replace").encode().decode("latin1")
+            )
         return app(environ, start)
 
-    return identified
+    return wrapped

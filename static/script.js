@@ -132,7 +132,7 @@ async function send(event) {
   if (!answer) return showAnswer("No answer. It is safe to send the same plant again.", "failed");
   const { status, statusText, ok, headers, text } = answer;
   showAnswer(`${status} ${statusText}`, ok ? "good" : "failed", headers, text);
-  showProblems(complaints(status, ok ? "" : parse(text)?.message ?? ""));
+  showProblems(complaints(status, ok ? "" : String(parse(text)?.message ?? "")));
 }
 
 async function request(body) {

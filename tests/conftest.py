@@ -1,24 +1,20 @@
-"""What the tests share: a storage on each engine, the application, a real gunicorn."""
+"""What the tests share: a storage on SQLite, the application, a real gunicorn."""
 
 import contextlib
 import os
 import shutil
 import socket
 import sqlite3
-import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import psycopg
 import pytest
 from webtest import TestApp
 
 from app import create_app
 from storage import Storage
-from tests.postgresql import PostgreSQL, program
-from tests.server import PATIENCE, ROOT, TOKEN, Server
+from tests.support.server import PATIENCE, ROOT, TOKEN, Server
 
 ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
 
@@ -30,44 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=20,
         metavar="N",
-        help="how often tests/test_crashes.py kills the service or a worker (default: 20)",
+        help="how often the service or a worker is killed under load (default: 20)",
     )
 
 
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Show no dot for a test that passed, so that each file has one line."""
+    return ("passed", "", "PASSED") if report.passed and report.when == "call" else None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was measured, and what was left out, once for each reason."""
+    """Say what was measured."""
     for report in terminalreporter.stats.get("passed", []):
         for name, figures in report.user_properties:
             terminalreporter.write_line(f"{name}: {figures}")
-    reports = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
-    for reason, count in reasons.items():
-        terminalreporter.write_line(f"left out {count} tests: {reason}")
-
-
-def require_programs(*names: str) -> None:
-    """Skip the test where one of them is not installed."""
-    for name in names:
-        if not shutil.which(name):
-            pytest.skip(f"{name} is not installed")
-
-
-@contextlib.contextmanager
-def running_postgresql() -> Iterator[PostgreSQL]:
-    """A PostgreSQL server that does not sync; skips the test where there is none to start."""
-    for name in ("initdb", "postgres"):
-        if not program(name):
-            pytest.skip(f"PostgreSQL's program {name} is not installed")
-    server = PostgreSQL("fsync=off")
-    yield server
-    server.remove()
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgreSQL]:
-    """A PostgreSQL server for all tests."""
-    with running_postgresql() as server:
-        yield server
 
 
 @pytest.fixture
@@ -76,22 +48,27 @@ def database(tmp_path: Path) -> Path:
     return tmp_path / "plants.db"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, database: Path) -> str:
-    """The URL of a database that does not exist or has no table yet: one of each engine."""
-    if request.param == "sqlite":
-        return f"sqlite:///{database}"
-    server: PostgreSQL = request.getfixturevalue("postgresql")
-    return server.new_schema()
+@pytest.fixture
+def url(database: Path) -> str:
+    """The URL of a database that does not exist yet."""
+    return f"sqlite:///{database}"
+
+
+@pytest.fixture(scope="session")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file without plants, as a start makes it: a copy is there without waiting for the disk."""
+    database = tmp_path_factory.mktemp("new") / "plants.db"
+    with contextlib.closing(Storage.from_url(f"sqlite:///{database}")) as storage:
+        storage.check_start()
+    return database
 
 
 @pytest.fixture
-def storage(url: str) -> Iterator[Storage]:
-    """A storage that has been started."""
-    storage = Storage.from_url(url, wait_limit=PATIENCE)
-    storage.check_start()
-    yield storage
-    storage.close()
+def storage(url: str, database: Path, new_database: Path) -> Iterator[Storage]:
+    """A storage whose database is there."""
+    shutil.copy(new_database, database)
+    with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
+        yield storage
 
 
 @pytest.fixture
@@ -103,36 +80,26 @@ def client(storage: Storage) -> TestApp:
 
 
 @pytest.fixture
-def stored(url: str) -> Callable[[], list[tuple[int, str, str | None]]]:
+def stored(database: Path) -> Callable[[], list[tuple[int, str, str | None]]]:
     """Reads the rows of the table, in the order of id, past the service."""
 
     def read() -> list[tuple[int, str, str | None]]:
-        if url.startswith("postgresql:"):
-            with psycopg.connect(url) as connection:
-                return connection.execute(ROWS).fetchall()
-        path = url.removeprefix("sqlite:///")
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            return connection.execute(ROWS).fetchall()
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as file:
+            return file.execute(ROWS).fetchall()
 
     return read
 
 
 @pytest.fixture
-def taken_away(url: str, database: Path) -> Callable[[], AbstractContextManager[None]]:
+def taken_away(database: Path) -> Callable[[], AbstractContextManager[None]]:
     """Takes the table away for a while."""
 
     @contextlib.contextmanager
     def take_away() -> Iterator[None]:
         elsewhere = database.with_name("elsewhere.db")
-        if url.startswith("sqlite:"):
-            os.rename(database, elsewhere)
-            yield
-            os.rename(elsewhere, database)
-        else:
-            with psycopg.connect(url, autocommit=True) as connection:
-                connection.execute("ALTER TABLE plants RENAME TO elsewhere")
-                yield
-                connection.execute("ALTER TABLE elsewhere RENAME TO plants")
+        os.rename(database, elsewhere)
+        yield
+        os.rename(elsewhere, database)
 
     return take_away
 
@@ -140,7 +107,7 @@ def taken_away(url: str, database: Path) -> Callable[[], AbstractContextManager[
 @pytest.fixture
 def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
     """Starts gunicorn as the README does, on a free port and with a database of its own."""
-    servers = []
+    servers: list[Server] = []
 
     def start(
         *arguments: str,
@@ -155,17 +122,5 @@ def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
     yield start
     for server in servers:
         server.kill()
+    for server in servers:
         assert server.may_fail or "Traceback" not in server.err, server.err
-
-
-@pytest.fixture
-def failing_sync(tmp_path: Path) -> dict[str, str]:
-    """The environment in which a sync fails, or kills, while one of two files is there."""
-    require_programs("cc")
-    library, source = tmp_path / "failing_sync.so", Path(__file__).with_name("failing_sync.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return {
-        "LD_PRELOAD": str(library),
-        "SYNC_FAILS": str(tmp_path / "sync-fails"),
-        "SYNC_KILLS": str(tmp_path / "sync-kills"),
-    }

@@ -10,12 +10,12 @@ from base64 import b64encode
 
 import pytest
 from bottle import Bottle, PluginError
-from webtest import TestApp
+from webtest import TestApp, TestRequest
 
 from app import BODY_LIMIT, BearerPlugin, create_app, parse_tokens
 from schemas import VALIDATORS
 from storage import Plant, StartRefused
-from tests.server import TOKEN
+from tests.support.server import TOKEN
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 
@@ -24,7 +24,7 @@ def refused(answer, status, *words):
     """Assert that `answer` is an Error of this status that says so, and return its message."""
     assert answer.status_int == status
     assert answer.content_type == "application/json"
-    assert set(answer.json) == {"error", "message"}
+    assert answer.body.endswith(b"}\n")
     assert answer.json["error"] == status
     VALIDATORS["error"].validate(answer.json)
     for word in words:
@@ -49,6 +49,7 @@ def test_a_new_plant_is_stored_and_answered_without_its_id(client, stored):
     assert answer.status_int == 200
     assert answer.content_type == "application/json"
     assert answer.json == {"name": "Monstera", "tag": "indoor"}
+    assert answer.body.endswith(b"}\n")  # a shell's prompt would follow on the same line
     VALIDATORS["plant"].validate(answer.json)
     assert stored() == [(7, "Monstera", "indoor")]
 
@@ -155,12 +156,21 @@ def test_what_is_no_plant_is_a_400(client, stored, body):
     assert stored() == []
 
 
+def test_a_message_shows_text_as_it_was_sent(client):
+    """Letters of all scripts are readable; only what can't be printed is escaped."""
+    answer = post(client, '{"id": "dreißig 🌵 \\u0007", "name": "a\\u0000"}'.encode())
+    message = 'id: must be an integer, not "dreißig 🌵 \\u0007"; name: must not contain NUL'
+    assert refused(answer, 400) == message
+    assert "dreißig 🌵".encode() in answer.body
+
+
 def test_a_message_is_never_longer_than_a_thousand_characters(client, stored):
     """Long values are cut, and so is a message that has many."""
     many = "{" + ", ".join(f'"{"x" * 50}{n}": "\\ud800"' for n in range(99)) + "}"
     for body in (f'{{"id": "{"7" * 5000}"}}', many.replace("{", '{"id": 1, "name": "n", ', 1)):
         assert len(refused(post(client, body), 400)) <= 1000
     assert len(refused(client.get("/" + "x" * 3000, expect_errors=True), 404)) == 1000
+    refused(ask_health(client, "#" * 3000), 400, "Host")
     assert stored() == []
 
 
@@ -172,11 +182,49 @@ def test_a_body_shorter_than_declared_is_a_400(client, stored):
     assert stored() == []
 
 
-def test_a_content_length_that_is_no_number_is_a_400(client, stored):
-    """Servers refuse it before; one that does not must not make it a 500."""
+@pytest.mark.parametrize("length", ["seven", "-1"])
+def test_a_content_length_that_is_no_number_is_a_400(client, stored, length):
+    """Servers refuse it before; with one that does not, it is neither a 500 nor read for ever."""
     client.lint = False
-    refused(post(client, json.dumps(MONSTERA), Content_Length="seven"), 400)
+    refused(post(client, json.dumps(MONSTERA), Content_Length=length), 400)
     assert stored() == []
+
+
+# Host
+
+
+def ask_health(client, host, protocol="HTTP/1.1", method="GET"):
+    """Send a request with this Host, or without one if it is None."""
+    request = TestRequest.blank("/healthz", method=method)
+    request.environ |= {"SERVER_PROTOCOL": protocol, "HTTP_HOST": host}
+    if host is None:
+        del request.environ["HTTP_HOST"]
+    return client.do_request(request, expect_errors=True)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "plants.example:8000", "PLANTS.Example", "127.0.0.1:80", "[::1]:80", "[::1]",
+     "my_host", "xn--pflnzchen-02a.example.", "localhost:"],
+)  # fmt: skip
+def test_a_host_is_a_name_or_an_address_and_maybe_a_port(client, host):
+    """RFC 9110 section 7.2; which of them it is makes no difference."""
+    assert ask_health(client, host).status_int == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [None, "", "one.example,two.example", "bad host", "###", "a:b:c", "::1", "[::1", "a@b", "a/b",
+     "a:80x", "pl\xe4nt.example"],
+)  # fmt: skip
+def test_without_one_valid_host_every_request_is_a_400(client, host):
+    """RFC 9112 section 3.2, before anything else; HTTP/1.0 may do without. Two come as a list."""
+    answer = ask_health(client, host)
+    refused(answer, 400, "Host must be a host and port")
+    assert answer.headers["X-Request-ID"]
+    assert ask_health(client, host, method="HEAD").status_int == 400
+    assert ask_health(client, host, method="HEAD").body == b""
+    assert ask_health(client, host, "HTTP/1.0").status_int == 200
 
 
 # 401
@@ -353,14 +401,14 @@ def test_an_unknown_path_is_a_404_with_and_without_a_token(client, stored, path)
         ("PUT", "/plants", "POST"),
         ("DELETE", "/plants", "POST"),
         ("OPTIONS", "/plants", "POST"),
-        ("POST", "/healthz", "GET,HEAD"),
+        ("POST", "/healthz", "GET, HEAD"),
     ],
 )
 def test_a_wrong_method_is_a_405_with_allow(client, stored, method, path, allow):
     """405 comes before the token is asked for."""
     client.authorization = None
     answer = client.request(path, method=method, expect_errors=True)
-    refused(answer, 405, method, allow)
+    assert refused(answer, 405) == f"{method} is not possible here, only {allow}"
     assert answer.headers["Allow"] == allow
     assert stored() == []
 

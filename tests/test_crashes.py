@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import require_programs
-from tests.server import GUNICORN, HEADERS, Server, Writers
+from tests.support.server import GUNICORN, HEADERS, Server, Writers
 
 
 @pytest.fixture

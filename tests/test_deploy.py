@@ -13,8 +13,8 @@ import pytest
 
 from storage import is_thrown_away
 from tests.conftest import ROOT
-from tests.readme import block
-from tests.server import (
+from tests.support.readme import block
+from tests.support.server import (
     GUNICORN,
     HEADERS,
     PATIENCE,

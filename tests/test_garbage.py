@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from schemas import VALIDATORS
-from tests.json_cases import OTHERS, REFUSED, TEXTS
-from tests.server import HEADERS, PATIENCE
+from tests.support.json_cases import OTHERS, REFUSED, TEXTS
+from tests.support.server import HEADERS, PATIENCE
 
 
 @pytest.fixture(params=["application", "server"])

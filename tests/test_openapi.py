@@ -15,7 +15,7 @@ from app import BODY_LIMIT, PAGE, STATIC, create_app, parse_origins
 from schemas import VALIDATORS, openapi
 from storage import Plant, StartRefused, Unavailable
 from tests.conftest import ROOT
-from tests.server import TOKEN
+from tests.support.server import TOKEN
 
 ORIGIN = "https://garden.example"
 

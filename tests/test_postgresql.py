@@ -15,8 +15,8 @@ import pytest
 
 from storage import CANCEL_LIMIT, Plant, StartRefused, Storage, Unavailable
 from tests.conftest import ROOT, running_postgresql
-from tests.postgresql import PostgreSQL
-from tests.server import PATIENCE, TOKEN, wait_until
+from tests.support.postgresql import PostgreSQL
+from tests.support.server import PATIENCE, TOKEN, wait_until
 
 SOON = 2 * (CANCEL_LIMIT + 1)  # seconds; a wait limit that leaves the engine one
 MONSTERA = Plant(7, "Monstera")

@@ -18,9 +18,9 @@ import pytest
 
 from storage import DEFAULT_URL
 from tests.conftest import ROOT, ROWS, require_programs
-from tests.postgresql import PostgreSQL
-from tests.readme import README, block, table
-from tests.server import GUNICORN, PATIENCE, Server, Writers, wait_until
+from tests.support.postgresql import PostgreSQL
+from tests.support.readme import README, block, table
+from tests.support.server import GUNICORN, PATIENCE, Server, Writers, wait_until
 
 CODE = ("app.py", "storage.py", "gunicorn.conf.py")
 

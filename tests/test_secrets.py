@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from app import BODY_LIMIT
-from tests.server import Server, receive, settings_with
-from tests.wire import answers
+from tests.support.server import Server, receive, settings_with
+from tests.support.wire import answers
 
 GOOD, BAD = "canary-good-0123456789", "canary-bad-0123456789"
 PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}

@@ -18,8 +18,8 @@ import pytest
 from app import BODY_LIMIT
 from storage import Storage
 from tests.conftest import require_programs
-from tests.locks import can_lock, locked
-from tests.server import (
+from tests.support.locks import can_lock, locked
+from tests.support.server import (
     GUNICORN,
     HERE,
     PATIENCE,
@@ -36,7 +36,7 @@ from tests.server import (
     usage,
     wait_until,
 )
-from tests.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
+from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
 
 
 @pytest.fixture

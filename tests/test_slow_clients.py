@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.locks import locked
-from tests.server import (
+from tests.support.locks import locked
+from tests.support.server import (
     HERE,
     PATIENCE,
     ROOT,
@@ -23,7 +23,7 @@ from tests.server import (
     usage,
     wait_until,
 )
-from tests.wire import HEAD, MONSTERA, chunked, post, refused
+from tests.support.wire import HEAD, MONSTERA, chunked, post, refused
 
 FOR_EVER = 600  # seconds: longer than a test waits
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"

@@ -12,8 +12,8 @@ import pytest
 
 from app import BODY_LIMIT
 from schemas import VALIDATORS
-from tests.server import TOKEN, Server, receive
-from tests.wire import HEAD, MONSTERA, answers, chunked
+from tests.support.server import TOKEN, Server, receive
+from tests.support.wire import HEAD, MONSTERA, answers, chunked
 
 PLANT = json.dumps(MONSTERA).encode()
 EVIL = b'{"id": 666, "name": "smuggled"}'

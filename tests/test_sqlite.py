@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from storage import Plant, SQLiteEngine, StartRefused, Storage, Unavailable
-from tests.locks import can_lock, turn_taken
-from tests.server import PATIENCE, wait_until
+from tests.support.locks import can_lock, turn_taken
+from tests.support.server import PATIENCE, wait_until
 
 FORK = multiprocessing.get_context("fork")
 

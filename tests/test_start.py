@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage import SQLiteEngine
-from tests.server import TOKEN
+from tests.support.server import TOKEN
 
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
 

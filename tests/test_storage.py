@@ -1,6 +1,6 @@
-"""The storage, on each engine: what is stored, how often, and what becomes of the others.
+"""The storage on any engine: what is stored, how often, and what becomes of the others.
 
-What only one engine can do or suffer is in tests/test_sqlite.py and tests/test_postgresql.py.
+What only SQLite can do or suffer is in tests/test_sqlite.py.
 """
 
 import json
@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from storage import Conflict, Plant, StartRefused, Storage, Unavailable
-from tests.server import PATIENCE
+from tests.support.server import PATIENCE
 
 FORK = multiprocessing.get_context("fork")
 
@@ -63,11 +63,11 @@ def test_another_plant_of_the_id_is_a_conflict(storage, stored):
 def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
     """If a batch fails for what is in it, its plants are written one by one."""
     batch = [Plant(3, "n"), Plant(2**64, "n"), Plant(2, "\ud800"), Plant(1, "n"), Plant(3, "x")]
-    new, outcomes = storage.add_all(batch)
+    outcomes = storage.add_all(batch)
     assert [outcome is None for outcome in outcomes] == [True, False, False, True, False]
     assert not any(isinstance(outcome, Unavailable) for outcome in outcomes)
     assert isinstance(outcomes[4], Conflict)
-    assert new == 2
+    assert storage.inserted == 2
     assert stored() == [(1, "n", None), (3, "n", None)]
 
 
@@ -102,7 +102,7 @@ def test_many_threads_of_many_processes_store_all(storage, url, stored):
 
 
 def test_many_that_start_at_once_make_one_table(url, stored):
-    """Workers on many machines find no table at the same time."""
+    """Servers on many machines may find no table at the same time."""
 
     def start() -> None:
         storage = Storage.from_url(url, wait_limit=PATIENCE)
@@ -119,7 +119,7 @@ def test_many_that_start_at_once_make_one_table(url, stored):
     assert stored() == [(7, "Monstera", None)]
 
 
-def test_a_look_at_the_storage_changes_nothing(storage, stored):
+def test_a_health_check_changes_nothing(storage, stored):
     """Whether there are plants or not."""
     storage.check()
     assert stored() == []

@@ -11,8 +11,8 @@ import pytest
 
 from storage import LINE_LIMIT, Plant, Storage, Unavailable, load
 from tests.conftest import ROOT
-from tests.locks import turn_taken
-from tests.server import PATIENCE
+from tests.support.locks import turn_taken
+from tests.support.server import PATIENCE
 
 
 def run(command, url, given=b"", **options):

@@ -20,8 +20,8 @@ from gunicorn.config import Config
 from gunicorn.http.unreader import SocketUnreader
 from gunicorn.workers.gthread import TConn
 
-from tests.locks import locked
-from tests.server import (
+from tests.support.locks import locked
+from tests.support.server import (
     PATIENCE,
     ROOT,
     TOKEN,
@@ -32,7 +32,7 @@ from tests.server import (
     usage,
     wait_until,
 )
-from tests.wire import HEAD, MONSTERA, answers, post, receive_answer, refused
+from tests.support.wire import HEAD, MONSTERA, answers, post, receive_answer, refused
 
 ENOUGH = 1  # seconds in which what must not happen would have happened
 UNAUTHORIZED = post(MONSTERA, head=HEAD.replace(TOKEN.encode(), b"x" * 20))

@@ -1,9 +1,18 @@
-"""What these tests share beyond what all do."""
+"""What these tests share beyond what all do: PostgreSQL, and syncs that fail."""
 
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psycopg
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
+
+from tests.conftest import ROWS
+from tests.support.postgresql import PostgreSQL
+from tests.support.server import ROOT
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -12,7 +21,61 @@ def hypothesis_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
 
 
+@contextlib.contextmanager
+def running_postgresql() -> Iterator[PostgreSQL]:
+    """A PostgreSQL server that does not sync."""
+    server = PostgreSQL("fsync=off")
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """A PostgreSQL server for all tests."""
+    with running_postgresql() as server:
+        yield server
+
+
 @pytest.fixture
-def url(database: Path) -> str:
-    """SQLite alone: what is tested here is what clients see."""
-    return f"sqlite:///{database}"
+def postgresql_url(postgresql: PostgreSQL) -> str:
+    """The URL of a database without a table: what `url` is for the tests of PostgreSQL."""
+    return postgresql.new_schema()
+
+
+@pytest.fixture
+def postgresql_stored(postgresql_url: str) -> Callable[[], list[tuple[int, str, str | None]]]:
+    """Reads the rows of the table, as `stored` does."""
+
+    def read() -> list[tuple[int, str, str | None]]:
+        with psycopg.connect(postgresql_url) as connection:
+            return connection.execute(ROWS).fetchall()
+
+    return read
+
+
+@pytest.fixture
+def postgresql_taken_away(postgresql_url: str) -> Callable[[], AbstractContextManager[None]]:
+    """Takes the table away for a while, as `taken_away` does."""
+
+    @contextlib.contextmanager
+    def take_away() -> Iterator[None]:
+        with psycopg.connect(postgresql_url, autocommit=True) as connection:
+            connection.execute("ALTER TABLE plants RENAME TO elsewhere")
+            yield
+            connection.execute("ALTER TABLE elsewhere RENAME TO plants")
+
+    return take_away
+
+
+@pytest.fixture
+def failing_sync(tmp_path: Path) -> dict[str, str]:
+    """The environment in which a sync fails, or kills, while one of two files is there."""
+    library, source = tmp_path / "failing_sync.so", ROOT / "tests" / "support" / "failing_sync.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return {
+        "LD_PRELOAD": str(library),
+        "SYNC_FAILS": str(tmp_path / "sync-fails"),
+        "SYNC_KILLS": str(tmp_path / "sync-kills"),
+    }

@@ -23,8 +23,8 @@ import psycopg
 
 from storage import ALL_PLANTS
 from tests.conftest import ROOT
-from tests.postgresql import USER, program
-from tests.server import TOKEN, Server, Writers
+from tests.support.postgresql import USER, program
+from tests.support.server import TOKEN, Server, Writers
 
 NODES = 3
 TIME_LIMIT = 180.0  # seconds until a script that gets nowhere fails

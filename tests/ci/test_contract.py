@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
-from tests.readme import block
-from tests.server import PATIENCE, TOKEN
+from tests.support.readme import block
+from tests.support.server import PATIENCE, TOKEN
 
 TOOLS = Path(sys.executable).parent
 

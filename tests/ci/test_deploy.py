@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, require_programs
-from tests.readme import block
-from tests.server import HEADERS, Server, free_port, wait_until
+from tests.support.readme import block
+from tests.support.server import HEADERS, Server, free_port, wait_until
 from tests.test_server import run_printed_curl
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require_programs
-from tests.server import Server, Writers, change, copy_service, wait_until
+from tests.support.server import Server, Writers, change, copy_service, wait_until
 
 Rows = list[tuple[int, str, str | None]]
 EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h in Linux

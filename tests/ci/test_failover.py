@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.postgresql import PostgreSQL
-from tests.server import Server, Writers, wait_until
+from tests.support.postgresql import PostgreSQL
+from tests.support.server import Server, Writers, wait_until
 
 Pair = tuple[PostgreSQL, PostgreSQL]
 TIME_LIMIT = 15.0  # seconds from a promotion to the first 200

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from schemas import QUICK_CHECKS, VALIDATORS
 from tests.conftest import url  # noqa: F401  # both engines, for the plants
-from tests.server import HEADERS, TOKEN, receive
-from tests.wire import answers
+from tests.support.server import HEADERS, TOKEN, receive
+from tests.support.wire import answers
 
 INT64, EXACT = range(-(2**63), 2**63), range(-(2**53), 2**53 + 1)
 EDGES = st.sampled_from(

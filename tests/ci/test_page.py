@@ -18,7 +18,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from schemas import openapi
 from tests.ci.node import node_modules
-from tests.server import TOKEN, Server, wait_until
+from tests.support.server import TOKEN, Server, wait_until
 
 CHROMIUM = [
     "--headless=new",

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.server import Server, Usage, usage, wait_until
-from tests.wire import post
+from tests.support.server import Server, Usage, usage, wait_until
+from tests.support.wire import post
 
 CONNECTIONS = 16  # at the same time
 EACH = 500  # requests on a connection

@@ -1,20 +1,9 @@
 """A commit for each request: the service, but with one plant in each batch."""
 
-from app import create_app, read_environment
-from storage import Batch, Entry, GroupCommit, Plant
+import os
 
+from app import create_app
+from storage import Storage
 
-class CommitEach(GroupCommit):
-    """Closes a batch as soon as there is something in it."""
-
-    def submit(self, item: Plant | None) -> Entry:
-        """Begin to write `item` on its own."""
-        entry = super().submit(item)
-        entry.start_batch()
-        self._open = Batch()
-        return entry
-
-
-storage, tokens, origins = read_environment()
-storage._group.__class__ = CommitEach
-app = create_app(storage, tokens, origins)
+storage = Storage.from_url(os.environ["DATABASE_URL"], max_batch=1)
+app = create_app(storage, [os.environ["PLANTS_TOKENS"]])

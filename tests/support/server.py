@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
 HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
 TOKEN = "test-token-0123456789"
@@ -213,7 +213,16 @@ def free_port() -> int:
 def copy_service(folder: Path) -> list[str]:
     """Copy the service into a new folder; return the options that let gunicorn run the copy."""
     folder.mkdir()
-    for name in ("app.py", "storage.py", "schemas", "static", "gunicorn.conf.py"):
+    for name in (
+        "app.py",
+        "storage.py",
+        "postgresql.py",
+        "transfer.py",
+        "worker.py",
+        "schemas",
+        "static",
+        "gunicorn.conf.py",
+    ):
         subprocess.run(["cp", "-r", ROOT / name, folder], check=True)
     return [f"--chdir={folder}", f"--config={folder}/gunicorn.conf.py"]
 

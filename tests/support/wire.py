@@ -5,7 +5,7 @@ import re
 import socket
 
 from schemas import VALIDATORS
-from tests.server import TOKEN
+from tests.support.server import TOKEN
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 HEAD = (

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from tests.server import PATIENCE, wait_until
+from tests.support.server import PATIENCE, wait_until
 
 FOLDERS = [  # where they are when they are not on the PATH
     *sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True),  # Debian, Ubuntu

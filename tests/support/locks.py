@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def turn_taken(folder: Path) -> Iterator[None]:
-    """Hold the turn, as another process of the service would."""
+def lock_held(folder: Path) -> Iterator[None]:
+    """Hold the lock that the processes of the service share, as one of them would."""
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.conftest import ROOT
+from tests.support.server import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 

@@ -1,0 +1,272 @@
+"""The storage's engine for a table on a PostgreSQL server, or on a cluster of them.
+
+Imported only where DATABASE_URL names such a server: SQLite does without psycopg.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from storage import (
+    ALL_PLANTS,
+    Engine,
+    Inserted,
+    Plant,
+    RowLocked,
+    StartRefused,
+    Unavailable,
+    insert_new,
+)
+
+CANCEL_LIMIT = 1.0  # seconds for a server to notice that its answer is not waited for any more
+PAUSE = 0.2  # seconds between two attempts
+SCHEMA = "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
+COLUMNS = [("id", "bigint", True), ("name", "text", True), ("tag", "text", False)]
+# An unlogged table would be empty after a crash.
+FIND_COLUMNS = """
+    SELECT attname, format_type(atttypid, atttypmod), attnotnull
+    FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid
+    WHERE attrelid = to_regclass('plants') AND attnum > 0 AND NOT attisdropped
+        AND relpersistence = 'p'
+    ORDER BY attnum"""
+# Locks a row that nobody else has locked, and changes nothing.
+TRY_A_WRITE = """
+    WITH one AS (SELECT id, name, tag FROM plants LIMIT 1 FOR UPDATE SKIP LOCKED)
+    INSERT INTO plants SELECT * FROM one ON CONFLICT (id) DO NOTHING"""
+# A row that somebody else has locked must not keep the other plants waiting for long.
+SESSION = """
+    SET client_min_messages = warning; SET lock_timeout = '1s';
+    SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"""
+# No connection, a changed table, a standby, a lost statement, a deadlock, a restart.
+MAY_PASS = ("08", "0A", "25006", "26", "40", "57P")
+# libpq has no codes for why it could not connect, and its messages are translated.
+REFUSED = re.compile(
+    r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
+    r"not permitted to log in|permission denied|SSL was required|: invalid "
+)
+
+log = logging.getLogger("plants")
+
+
+class LostConnection(Unavailable):
+    """What was under way may have been done or not; it can be done again on another connection."""
+
+
+class PostgreSQLEngine(Engine):
+    """One connection to a server. A thread makes a new one whenever it is lost."""
+
+    def __init__(self, url: str, identity: str, write_limit: float) -> None:
+        """`url` is libpq's. Without an `identity` the table is created if there is none.
+
+        `write_limit` is in seconds, for all that it takes to store a batch. Raises StartRefused
+        for a URL that can't be read.
+        """
+        self._parameters = parse_url(url)
+        self._write_limit = write_limit - CANCEL_LIMIT
+        self._connection: psycopg.Connection | None = None
+        self._connecting: threading.Thread | None = None
+        self._failure: Exception = Unavailable("PostgreSQL: connecting")
+        self._is_away = False  # whether a batch has waited for a connection in vain
+        self._is_local = False  # whether a commit did not wait for the standbys
+        self._description = "PostgreSQL, not reached yet"
+        self._has_table = bool(identity)
+        self.may_create, self.obstacle = False, ""
+
+    def insert(self, plants: Sequence[Plant]) -> Inserted:
+        deadline = time.monotonic() + self._write_limit
+        while True:
+            connection = self._wait_for_connection(deadline)
+            try:
+                with abort_after(deadline - time.monotonic(), connection):
+                    return self._insert(connection, plants)
+            except psycopg.Error as error:
+                self._failure = explain(error)
+                if not isinstance(self._failure, LostConnection):
+                    raise self._failure from None
+            log.warning("%s; connecting again", self._failure)
+            connection.close()
+            self._connection = None
+            time.sleep(PAUSE)
+
+    def rows(self) -> Iterator[Plant]:
+        try:
+            with self._connect() as connection:
+                yield from map(Plant._make, connection.cursor().stream(ALL_PLANTS, size=1000))
+        except psycopg.Error as error:
+            raise explain(error) from None
+
+    def identity(self) -> str:
+        return "seen" if self._has_table else ""
+
+    def describe(self) -> str:
+        return self._description
+
+    def close(self) -> None:
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.join(CANCEL_LIMIT)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _wait_for_connection(self, deadline: float) -> psycopg.Connection:
+        """Return the connection, or raise what keeps it from being there.
+
+        Waits until the `deadline`, but not at all if another batch has waited in vain.
+        """
+        if self._connection is None and self._connecting is None:
+            self._connecting = threading.Thread(target=self._reconnect, daemon=True)
+            self._connecting.start()
+        if (connecting := self._connecting) is not None and not self._is_away:
+            connecting.join(max(deadline - time.monotonic(), 0))
+        if self._connection is None:
+            self._is_away = self._connecting is not None
+            raise self._failure
+        return self._connection
+
+    def _reconnect(self) -> None:
+        """Try to connect until that succeeds, an operator has to act, or the engine is closed."""
+        while self._connecting is threading.current_thread():
+            try:
+                connection = self._connect()
+                with abort_after(self._write_limit, connection):
+                    self._prepare(connection)
+            except psycopg.Error as error:
+                self._failure = explain(error)
+            except StartRefused as error:
+                self._failure = error
+            else:
+                self._connection = connection
+            if self._connection or isinstance(self._failure, StartRefused):
+                self._connecting, self._is_away = None, False
+            else:
+                time.sleep(PAUSE)
+
+    def _connect(self) -> psycopg.Connection:
+        try:
+            connection = psycopg.connect(**self._parameters, autocommit=True)
+        except UnicodeError:
+            raise StartRefused("DATABASE_URL: no host can have this name") from None
+        connection.add_notice_handler(self._notice)
+        return connection
+
+    def _notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        """Note that a commit gave up waiting for the standbys, which is no error to libpq."""
+        self._is_local |= notice.source_function == "SyncRepWaitForLSN"
+
+    def _insert(self, connection: psycopg.Connection, plants: Sequence[Plant]) -> Inserted:
+        self._is_local = False
+        result: Inserted = 0, {}
+        if plants:
+            # FOR UPDATE makes of a read a commit, and a commit waits until all before it is on the
+            # standbys too: what is only on this server would be lost with it.
+            result = insert_new(connection.execute, plants, "%s", " ORDER BY id FOR UPDATE")
+        else:
+            connection.execute(TRY_A_WRITE)
+        if self._is_local:
+            raise psycopg.OperationalError("committed here, but maybe not on the standbys")
+        return result
+
+    def _prepare(self, connection: psycopg.Connection) -> None:
+        """Set the session up; check that the table is ours, or create it if there is none."""
+        connection.execute(SESSION)
+        info = connection.info
+        if (encoding := info.parameter_status("server_encoding")) != "UTF8":
+            raise StartRefused(
+                f"PostgreSQL: the database is in {encoding}, not UTF8; name another in DATABASE_URL"
+            )
+        found = connection.execute(FIND_COLUMNS).fetchall()
+        if not found and not self._has_table:
+            # Of several processes that create it at once, those that come too late fail.
+            too_late = map(psycopg.errors.lookup, ("23505", "42710", "42P07"))
+            with contextlib.suppress(*too_late):
+                connection.execute(SCHEMA)
+            found = connection.execute(FIND_COLUMNS).fetchall()
+        if found != COLUMNS:
+            raise StartRefused(
+                "PostgreSQL: there is no table plants, or one of another shape; the right one is "
+                f"made by: {SCHEMA}"
+            )
+        version = info.parameter_status("server_version")
+        self._description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
+        self._has_table = True
+
+
+def parse_url(url: str) -> dict[str, Any]:
+    """Return libpq's parameters (postgresql.org/docs/current/libpq-connect.html), with defaults.
+
+    Raises StartRefused if `url` can't be read, without repeating it: a part may be a password.
+    """
+    try:
+        given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        given = {"host": "@"}
+    if any("@" in str(given.get(name)) for name in ("host", "dbname")):
+        raise StartRefused(
+            "DATABASE_URL must be like postgresql://user:password@host/database, with special "
+            "characters percent-encoded"
+        )
+    return {
+        "connect_timeout": 2,  # seconds, for each address
+        "fallback_application_name": "plants",
+        "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
+        "target_session_attrs": "read-write",  # of several servers, the one that takes writes
+        **given,
+        "client_encoding": "utf8",
+    }
+
+
+@contextlib.contextmanager
+def abort_after(seconds: float, connection: psycopg.Connection) -> Iterator[None]:
+    """Cut the connection if the block takes longer.
+
+    Neither a timeout of the server nor TCP keepalives end the wait for a server that hangs.
+    """
+
+    def abort() -> None:
+        with contextlib.suppress(Exception):  # or it would wait on, for a lock or a standby
+            connection.cancel_safe(timeout=CANCEL_LIMIT)
+        with (
+            contextlib.suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(connection.fileno())) as sock,
+        ):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(seconds, 0), abort)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def explain(error: psycopg.Error) -> Exception:
+    """Return what an error means to those who wait, in one line and without the plant."""
+    message = error.diag.message_primary or str(error)
+    text = " ".join(f"PostgreSQL: {message}".split())
+    # With several hosts, what each of them said comes after the first lines.
+    failures = message.partition("All failures were:")[2].split("\n- ")[1:] or [message]
+    if error.sqlstate is None and all(map(REFUSED.search, failures)):
+        return StartRefused(text)
+    unknown = "" if isinstance(error, psycopg.ProgrammingError) else "08"
+    if (error.sqlstate or unknown).startswith(MAY_PASS):
+        return LostConnection(text)
+    if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+        return ValueError(text)
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return RowLocked(text)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        text += "; the role needs SELECT, INSERT and UPDATE on plants, or to create it"
+    if isinstance(error, psycopg.ProgrammingError):
+        return StartRefused(text)
+    return Unavailable(text)

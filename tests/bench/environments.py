@@ -1,0 +1,67 @@
+"""What the benchmark runs with: Python packages, node packages and compiled C."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+ENVIRONMENTS = HERE / ".venv"
+NODE = HERE / ".node"
+BUILD = HERE / ".build"
+SLOW_SYNC = BUILD / "slow_sync.so"
+TWO_PACKETS = BUILD / "two_packets"
+
+
+def environment(*requirements: Path) -> Path:
+    """Return the programs' folder of an environment with these requirements.
+
+    It is made only once for files with the same content and the same Python.
+    """
+    content = b"".join(file.read_bytes() for file in requirements)
+    name = hashlib.sha256(sys.version.encode() + content).hexdigest()[:16]
+    folder = ENVIRONMENTS / name
+    complete = folder / "complete"
+    if not complete.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        options = [option for file in requirements for option in ("-r", file)]
+        subprocess.run([folder / "bin" / "pip", "install", "-qq", *options], check=True)
+        complete.touch()
+    return folder / "bin"
+
+
+def require(*programs: str) -> None:
+    """End the benchmark if one of these programs is not installed."""
+    for program in programs:
+        if not shutil.which(program):
+            sys.exit(f"the benchmark needs {program}")
+
+
+def compile_c() -> None:
+    """Compile the library that makes a sync slow, and the client that sends two packets."""
+    BUILD.mkdir(exist_ok=True)
+    library = ["-shared", "-fPIC", "-o", str(SLOW_SYNC), str(HERE / "slow_sync.c"), "-ldl"]
+    subprocess.run(["cc", *library], check=True)
+    subprocess.run(["cc", "-O2", "-o", TWO_PACKETS, HERE / "two_packets.c"], check=True)
+
+
+def node_packages() -> bool:
+    """Install the peers that run on node; return whether that is possible."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not (node and npm):
+        return False
+    wanted, installed = HERE / "servers" / "package.json", NODE / "complete.json"
+    if not installed.exists() or installed.read_bytes() != wanted.read_bytes():
+        print("installing the peers on node; to compile SQLite takes some minutes", flush=True)
+        NODE.mkdir(exist_ok=True)
+        shutil.copy(wanted, NODE / "package.json")
+        settings = dict(os.environ)
+        prefix = Path(node).resolve().parent.parent
+        if (prefix / "include" / "node").exists():  # else npm downloads the headers
+            settings.setdefault("npm_config_nodedir", str(prefix))
+        subprocess.run([npm, "install", "--silent", "--prefix", NODE], env=settings, check=True)
+        shutil.copy(wanted, installed)
+    return True

@@ -1,0 +1,147 @@
+"""All that was measured of the service and its peers, as medians and as Markdown."""
+
+import math
+import os
+import platform
+import sqlite3
+import statistics
+from collections import defaultdict
+from typing import NamedTuple
+
+from calls import Calls
+from competitors import Competitor
+from load import SETTINGS, Run
+
+ROWS = 5_000_000  # of the full table
+ORDERS = ("in-order", "at-random")  # of the ids
+AT_LEAST: dict[str, float | None] = {  # ours to theirs: plants/s at 32 connections
+    "ceiling": None,
+    "bare": 0.85,
+    "each": None,
+    "fastify": 1.1,
+    "uvicorn": 12,
+    "uvloop": 8,
+    "flask": 8,
+}
+NONE = (math.nan,)  # where nothing was measured, or all of it was thrown out
+
+
+class Target(NamedTuple):
+    """A line of the table of targets; `wanted` is None where there is no target."""
+
+    title: str
+    value: float
+    wanted: str | None
+
+    def __str__(self) -> str:
+        return f"| {self.title} | {self.value:.2f} | {self.wanted or ''} |"
+
+
+class Results:
+    """All that was measured, by the name of a competitor and of a setting."""
+
+    def __init__(self, competitors: dict[str, Competitor]) -> None:
+        self.competitors = competitors
+        self.runs: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+        self.memory: defaultdict[str, list[float]] = defaultdict(list)
+        self.starts: defaultdict[str, list[float]] = defaultdict(list)
+        self.calls: list[Calls] = []
+
+    def add(self, name: str, setting: str, run: Run | None) -> None:
+        """Keep a run, unless it was thrown out."""
+        if run:
+            self.runs[name, setting].append(run)
+
+    def median(self, name: str, setting: str) -> Run:
+        """The median of each figure."""
+        columns = zip(*(self.runs.get((name, setting)) or [Run(*NONE * 3)]), strict=True)
+        return Run(*(statistics.median(column) for column in columns))
+
+    def ratio(self, setting: str, other: str) -> float:
+        """Ours to another's plants a second."""
+        return self.median("ours", setting).rate / self.median(other, setting).rate
+
+    def p99_ratio(self, setting: str, other: str) -> float:
+        """Ours to another's p99."""
+        return self.median("ours", setting).p99 / self.median(other, setting).p99
+
+    def full_ratio(self, order: str) -> float:
+        """Plants a second with a full table to those with an empty one."""
+        full, empty = (self.median("ours", f"{table}, {order}") for table in ("full", "empty"))
+        return full.rate / empty.rate
+
+    def targets(self) -> list[Target]:
+        """The table of targets, without what was not measured."""
+        ours, targets = "this service / ", []
+        for name, wanted in AT_LEAST.items():
+            if name in self.competitors:
+                title = f"{ours}{self.competitors[name].title}, plants/s"
+                at_least = f"at least {wanted}" if wanted else None
+                targets.append(Target(title, self.ratio("32", name), at_least))
+        if "fastify" in self.competitors:
+            targets += self._beside_fastify()
+        for order in ORDERS:
+            title = f"{ROWS:,} rows / an empty table, ids {order}, plants/s"
+            targets.append(Target(title, self.full_ratio(order), None))
+        memory = statistics.median(self.memory.get("ours", NONE))
+        start = statistics.median(self.starts.get("ours", NONE))
+        targets.append(Target("memory of this service, MB (PSS)", memory, "at most 75"))
+        targets.append(Target("seconds to the first 200", start, "at most 0.7"))
+        targets += self._calls()
+        return [target for target in targets if not math.isnan(target.value)]
+
+    def _beside_fastify(self) -> list[Target]:
+        other = f"this service / {self.competitors['fastify'].title}"
+        third = "at most 0.33"
+        return [
+            Target(f"{other}, p99", self.p99_ratio("32", "fastify"), third),
+            Target(f"{other}, two packets, plants/s", self.ratio("packets", "fastify"),
+                   "at least 1.1"),
+            Target(f"{other}, two packets, p99", self.p99_ratio("packets", "fastify"), third),
+            Target(f"{other}, 5 ms more for each sync, plants/s", self.ratio("slow", "fastify"),
+                   "at least 18"),
+        ]  # fmt: skip
+
+    def _calls(self) -> list[Target]:
+        columns = zip(*(self.calls or [Calls(*NONE * 2)]), strict=True)
+        application, constant = (statistics.median(column) for column in columns)
+        title = "a call of the application without a server"
+        return [
+            Target(f"{title}, us of CPU time", application, "at most 22"),
+            Target("a call of a constant on Bottle, us of CPU time", constant, None),
+            Target(f"{title} / of a constant on Bottle", application / constant, None),
+        ]
+
+    def shown(self, name: str, setting: str) -> str:
+        """Plants a second, as median and spread, and the latencies."""
+        rates = [run.rate for run in self.runs.get((name, setting), [])] or NONE
+        run = self.median(name, setting)
+        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
+        return f"{run.rate:,.0f} ({spread}) | {run.p50:.1f} | {run.p99:.1f}"
+
+    def report(self, rounds: int, seconds: int) -> str:
+        """The results as Markdown."""
+        lines = [
+            f"# {platform.python_implementation()} {platform.python_version()}, "
+            f"{os.cpu_count()} cores shared with the load generator, "
+            f"SQLite {sqlite3.sqlite_version}",
+            "",
+            f"Medians of {rounds} rounds of {seconds} s (lowest to highest), plants a second, and "
+            "latencies in ms. `python tests/bench` writes this.",
+        ]
+        for key, setting in SETTINGS.items():
+            if names := [name for name in self.competitors if (name, key) in self.runs]:
+                lines += ["", f"## {setting.title}", ""]
+                lines += ["| | plants/s | p50 | p99 |", "|---|---|---|---|"]
+                for name in names:
+                    lines.append(f"| {self.competitors[name].title} | {self.shown(name, key)} |")
+        lines += ["", "## Targets", "", "| | measured | target |", "|---|---|---|"]
+        lines += map(str, self.targets())
+        if self.starts:
+            lines += ["", "## Memory and start", ""]
+            lines += ["| | MB (PSS) | s to the first 200 |", "|---|---|---|"]
+        for name in self.starts:
+            memory = statistics.median(self.memory.get(name, NONE))
+            start = statistics.median(self.starts[name])
+            lines.append(f"| {self.competitors[name].title} | {memory:.0f} | {start:.2f} |")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""What tests use: servers, clients, locks, samples. Contains no tests."""

@@ -1,0 +1,113 @@
+"""The commands dump and load: plants as JSON Lines (jsonlines.org), while the service runs or not.
+
+Contains no SQL and no HTTP: storage.py stores, schemas/ says what a plant is.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, TypeVar
+
+from schemas import InvalidPlant, parse_new_plant
+from storage import DEFAULT_URL, Plant, Storage, Unavailable
+
+BATCH = 250  # plants; more at once are no faster, and keep a running service waiting
+LINE_LIMIT = 2**20 + 2**10  # bytes; a dumped line is hardly longer than the request's body was
+
+T = TypeVar("T")
+
+
+def dump(storage: Storage, out: BinaryIO) -> None:
+    """Write all plants to `out`, in the order of id. Raises Unavailable."""
+    for plant in show_progress(storage.rows()):
+        out.write(json.dumps(plant.to_json(), ensure_ascii=False).encode() + b"\n")
+    out.flush()
+
+
+def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
+    """Store the plants in JSON Lines and name each line that is refused on standard error.
+
+    Returns how many were new, there already, conflicting and invalid. What is there already is
+    left as it is, so loading the same lines again is safe. Raises Unavailable if the storage
+    can't go on.
+    """
+    counts = Counter({"new": 0, "there already": 0, "conflicting": 0, "invalid": 0})
+    batch: dict[int, Plant] = {}  # by the number of the line
+    for number, line in enumerate(show_progress(cut_lines(lines)), 1):
+        try:
+            if len(line) == LINE_LIMIT:
+                raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
+            batch[number] = Plant.from_json(parse_new_plant(line))
+        except InvalidPlant as error:
+            print(f"line {number}: {error}", file=sys.stderr)
+            counts["invalid"] += 1
+        if len(batch) == BATCH or len(line) > LINE_LIMIT / BATCH:
+            load_batch(storage, batch, counts)
+            batch = {}
+    load_batch(storage, batch, counts)
+    return counts
+
+
+def load_batch(storage: Storage, batch: dict[int, Plant], counts: Counter[str]) -> None:
+    """Store the plants of some lines, and count what came of them."""
+    before = storage.inserted
+    errors = storage.add_all(list(batch.values()))
+    counts["new"] += storage.inserted - before
+    counts["there already"] += errors.count(None) - (storage.inserted - before)
+    for number, error in zip(batch, errors, strict=True):
+        if isinstance(error, Unavailable):
+            raise error
+        if error is not None:
+            print(f"line {number}: {error}", file=sys.stderr)
+            counts["conflicting"] += 1
+
+
+def cut_lines(lines: BinaryIO) -> Iterator[bytes]:
+    """Return each line, cut to LINE_LIMIT: one without an end must not fill the memory."""
+    while line := lines.readline(LINE_LIMIT):
+        yield line
+        while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
+            line = lines.readline(LINE_LIMIT)
+
+
+def show_progress(items: Iterable[T]) -> Iterator[T]:
+    """Return `items`; where standard error is a terminal, show how many there were so far."""
+    count = 0
+    for count, item in enumerate(items, 1):
+        yield item
+        if count % 1000 == 0 and sys.stderr.isatty():
+            print(f"\r{count:,} plants", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(f"\r{count:,} plants", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; return its exit status."""
+    parser = argparse.ArgumentParser(prog="transfer.py", description="Move plants as JSON Lines.")
+    parser.add_argument("command", choices=["dump", "load"], help="write all plants, or read some")
+    default = os.environ.get("DATABASE_URL", DEFAULT_URL)
+    parser.add_argument("url", nargs="?", default=default, help="default: DATABASE_URL")
+    options = parser.parse_args(arguments)
+    try:
+        with contextlib.closing(Storage.from_url(options.url)) as storage:
+            if options.command == "dump":
+                dump(storage, sys.stdout.buffer)
+                return 0
+            storage.check_start()
+            counts = load(storage, sys.stdin.buffer)
+            print(", ".join(f"{count} {name}" for name, count in counts.items()), flush=True)
+    except BrokenPipeError:  # dump | head: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OSError, Unavailable) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 1 if counts["conflicting"] or counts["invalid"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

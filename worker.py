@@ -1,0 +1,233 @@
+"""gunicorn's gevent worker with time limits for its clients, and the access log.
+
+Knows nothing of plants. The classes have a module of their own as gunicorn executes its
+configuration file anew at SIGHUP, but keeps the logger that it has.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from email.utils import formatdate
+from http import HTTPStatus
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+
+import gevent.pool
+import gevent.socket
+from gevent import monkey
+from gunicorn import glogging
+from gunicorn.http import errors
+from gunicorn.workers.ggevent import GeventWorker
+
+PARSE_STATUS = {
+    errors.LimitRequestLine: 414,
+    errors.ExpectationFailed: 417,
+    errors.LimitRequestHeaders: 431,
+    errors.UnsupportedTransferCoding: 501,
+}
+SystemSocket = monkey.get_original("socket", "socket")
+CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
+
+
+class Connection:
+    """A client's socket with a deadline, which sends an answer in one piece."""
+
+    def __init__(self, sock: Any, request_limit: float, linger_limit: float) -> None:
+        """Limit the seconds for a request to arrive, and then those for its answer to be read."""
+        self._sock, self._unsent = sock, b""
+        self._request_limit, self._linger_limit = request_limit, linger_limit
+        self.is_cut = False
+        self.wait(request_limit)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def wait(self, limit: float) -> None:
+        """Wait for a request to begin, at most so many seconds."""
+        self.is_idle = True
+        self.since = time.monotonic()
+        self.deadline = self.since + limit
+
+    def begin(self) -> None:
+        """Start the clock of a request, if it is not running."""
+        if self.is_idle:
+            self.wait(self._request_limit)
+            self.is_idle = False
+
+    def recv(self, size: int) -> bytes:
+        """Receive a part of a request; b"" where there is no more, or its time is up."""
+        data: bytes = self._sock.recv(size)
+        self.begin()
+        return data
+
+    def sendall(self, data: bytes) -> None:
+        """Keep a part of an answer until flush()."""
+        self._unsent += data
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        data, self._unsent = self._unsent, b""
+        self._sock.sendall(data)
+
+    def cut(self) -> None:
+        """End the receiving, so that a client that is late can still be told; later the sending."""
+        is_over = self.is_cut and time.monotonic() > self.deadline + self._linger_limit
+        self.is_cut = True
+        # By the system alone: gevent's own method would fail those who wait for the socket.
+        with contextlib.suppress(OSError), SystemSocket(fileno=os.dup(self._sock.fileno())) as sock:
+            sock.shutdown(socket.SHUT_RDWR if is_over else socket.SHUT_RD)
+
+    def close(self) -> None:
+        """Close once the client has read its answer (RFC 9112 section 9.6), or its time is up."""
+        with contextlib.suppress(OSError):
+            self.flush()
+            self.wait(self._linger_limit)
+            self.is_idle = False
+            gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # not TLS's, which waits
+            while self._sock.recv(2**16) and time.monotonic() < self.deadline:
+                pass
+        self._sock.close()
+
+
+class Worker(GeventWorker):
+    """gunicorn's gevent worker, a greenlet for each connection, with limits for what they do."""
+
+    request_limit = 20.0  # seconds for a request to arrive
+    linger_limit = 3.0  # seconds for a client that is still sending to read its answer
+    chunk_limit = 2**13  # chunks of a body: each costs time
+    exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.connections: set[Connection] = set()
+
+    def run(self) -> None:
+        """Serve until told to end, then also the connections that nobody had accepted yet."""
+        self.backlog = [listener.dup() for listener in self.sockets]
+        self.rest = gevent.pool.Pool()
+        super().run()
+        deadline = time.monotonic() + self.cfg.graceful_timeout
+        while (self.backlog or self.rest) and time.monotonic() < deadline:
+            self.notify()
+            self.rest.join(timeout=0.1)
+
+    def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
+        """Set no timer for a request: notify() looks at all deadlines."""
+        return contextlib.nullcontext()
+
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        """Serve a connection; if there are too many, cut the one that has waited longest."""
+        if len(self.connections) >= CROWDED * self.worker_connections:
+            waiting = sorted(self.connections, key=attrgetter("is_cut", "since"))
+            waiting[0].cut()
+        connection = Connection(client, self.request_limit, self.linger_limit)
+        self.connections.add(connection)
+        try:
+            super().handle(listener, connection, addr)
+        finally:
+            self.connections.discard(connection)
+
+    def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
+        """Answer a request, then let other connections go on."""
+        sock.begin()
+        if chunks := getattr(req.body.reader, "parser", None):
+            req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
+        super().handle_request(listener_name, req, sock, addr)
+        sock.flush()
+        sock.wait(self.cfg.keepalive)
+        gevent.sleep(0)
+
+    def notify(self) -> None:
+        """Tell the master, every second, that all is well; cut connections that are late."""
+        super().notify()
+        while self.backlog and not self.alive:
+            with contextlib.closing(self.backlog.pop()) as listener:
+                listener.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        self.rest.spawn(self.handle, listener, *listener.accept())
+        now = time.monotonic()
+        for connection in list(self.connections):
+            if now > connection.deadline or (connection.is_idle and not self.alive):
+                connection.cut()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """End a moment later: where all get SIGTERM, the master has to stop listening first."""
+        gevent.spawn_later(self.exit_delay, super().handle_exit, sig, frame)
+
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
+        """Answer what never came to the application as the application would: with an Error."""
+        if isinstance(exc, (gevent.GreenletExit, OSError)):  # the worker ends; TLS failed
+            return
+        status, message = PARSE_STATUS.get(type(exc), 400), str(exc)
+        if not isinstance(exc, errors.ParseException):
+            self.log.exception("a request failed in the server")
+            status, message = 500, "the service failed"
+        request_id = f"{random.getrandbits(128):032x}"
+        body = json.dumps({"error": status, "message": message[:1000]}) + "\n"
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: gunicorn\r\n"
+            f"Date: {formatdate(usegmt=True)}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+            f"X-Request-ID: {request_id}\r\n\r\n"
+        )
+        client.sendall(f"{head}{body}".encode())
+        # Not what the error says: a broken header can have a token in it.
+        environ = dict.fromkeys(("RAW_URI", "PATH_INFO", "SERVER_PROTOCOL"), "")
+        environ |= {"REMOTE_ADDR": addr[0] if addr else "", "REQUEST_METHOD": type(exc).__name__}
+        environ["plants.request_id"] = request_id
+        answer = SimpleNamespace(status=str(status), sent=len(body), headers=[])
+        self.log.access(answer, answer, environ, timedelta())
+
+
+def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
+    """Pass the chunks of a body on; raise ParseException if there are more than `limit`."""
+    for count, chunk in enumerate(chunks, 1):
+        if count > limit:
+            raise errors.ParseException(f"it came in more than {limit} pieces")
+        yield chunk
+
+
+class AccessLogger(glogging.Logger):
+    """gunicorn's logger with an access log that no request can forge and that has no secrets."""
+
+    def setup(self, cfg: Any) -> None:
+        """Send the application's log the way of gunicorn's own."""
+        super().setup(cfg)
+        logging.getLogger("plants").handlers = self.error_log.handlers
+
+    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Name an exception, no more: gunicorn's for a head cut short says all that came of it."""
+        named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
+        super().debug(msg, *named, **kwargs)
+
+    def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
+        """Write a line: Common Log Format, path without query, seconds taken and request id.
+
+        Leaves out a /healthz that succeeds: platforms ask every few seconds.
+        """
+        path, status = environ["PATH_INFO"], str(resp.status)[:3]
+        if not self.access_log_enabled or (path == "/healthz" and status == "200"):
+            return
+        request = f"{environ['REQUEST_METHOD']} {quote(path)}"[:2000].rstrip()
+        line = (
+            f'{quote(environ["REMOTE_ADDR"], ":") or "-"} - - {self.now()} "{request}" {status} '
+            f"{resp.sent} {request_time.total_seconds():.4f}s {environ.get('plants.request_id')}"
+        )
+        handlers = self.access_log.handlers
+        if len(handlers) != 1 or not hasattr(handlers[0], "_gunicorn"):
+            self.access_log.info("%s", line)
+            return
+        # Directly to gunicorn's own stream: logging takes ten times as long.
+        with handlers[0].lock, contextlib.suppress(OSError, ValueError):
+            handlers[0].stream.write(f"{line}\n")
+            handlers[0].flush()
