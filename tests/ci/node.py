@@ -22,7 +22,7 @@ def node_modules() -> Path:
     """The folder of the packages, which the first call installs."""
     FOLDER.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).with_name("package.json"), FOLDER)
-    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"]
+    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
     subprocess.run(command, check=True, cwd=FOLDER, env=ENVIRONMENT)
     return MODULES
 
