@@ -1,54 +1,87 @@
-// The page that tries the interface: a form made from openapi.json, and what came of sending it.
+// The page that tries the interface: a form made from openapi.json, and the answer to what it sends.
 "use strict";
 
-const HEADERS = ["X-Request-ID", "WWW-Authenticate", "Retry-After"];
+const HEADERS = ["X-Request-ID", "WWW-Authenticate", "Retry-After"]; // shown with an answer
 const URL_OF_PLANTS = new URL("plants", location.href).href;
 const $ = (id) => document.getElementById(id);
 const token = $("token");
-let fields = []; // {name, schema, input}, in the order of the form
+let storage = {};
+let fields = []; // {name, schema, required, input, row}, in the order of the form
 
-start();
+try {
+  storage = sessionStorage ?? {};
+} catch {
+  // The browser lets the page store nothing: then the token is forgotten with the page.
+}
+token.value = storage.token ?? "";
+$("form").addEventListener("submit", send);
+$("form").addEventListener("input", ({ target }) => { showProblem(target, ""); showCode(); });
+$("reveal").addEventListener("change", showCode);
+$("retry").addEventListener("click", async () => { await load(); token.focus(); });
+for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", copy);
+load();
 
-async function start() {
-  token.value = sessionStorage.getItem("token") ?? "";
-  $("form").addEventListener("submit", send);
-  $("form").addEventListener("input", ({ target }) => { showProblem(target, ""); showCode(); });
-  $("reveal").addEventListener("change", showCode);
-  for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", copy);
+async function load() {
+  $("reason").textContent = ""; // so that the same text is announced again
   try {
-    const api = await (await fetch(new URL("openapi.json", location.href))).json();
-    const content = api.paths["/plants"].post.requestBody.content["application/json"];
-    fields = properties(content.schema, api).map(addField);
+    build(await (await fetch(new URL("openapi.json", location.href))).json());
   } catch {
-    showAnswer("The service can't be reached. Load this page again later.", true);
+    $("unavailable").hidden = false;
+    $("reason").textContent = "The description of the interface, openapi.json, can't be loaded.";
+    return;
   }
+  $("unavailable").hidden = true;
+  $("columns").hidden = false;
   showCode();
+}
+
+function build(api) {
+  const { description, requestBody, responses } = api.paths["/plants"].post;
+  fields = properties(requestBody.content["application/json"].schema, api).map(field);
+  $("fields").replaceChildren(...fields.map(({ row }) => row));
+  $("operation").textContent = description;
+  $("answers").replaceChildren(...Object.entries(responses).flatMap(([status, answer]) => [
+    element("dt", {}, status === "default" ? "other" : status),
+    element("dd", {}, resolve(answer, api).description.replace(/\. .*/s, ".")), // its first sentence
+  ]));
+}
+
+function resolve(part, api) {
+  if (!part.$ref) return part;
+  return resolve(part.$ref.slice(2).split("/").reduce((found, step) => found[step], api), api);
 }
 
 // The members of a schema: those of its own come before those it refers to.
 function properties(schema, api) {
-  if (schema.$ref) {
-    const path = schema.$ref.slice(2).split("/");
-    return properties(path.reduce((part, step) => part[step], api), api);
-  }
-  const own = Object.entries(schema.properties ?? {}).map(([name, member]) => (
-    { name, schema: member, required: schema.required?.includes(name) }
+  const { properties: members = {}, required = [], allOf = [] } = resolve(schema, api);
+  const own = Object.entries(members).map(([name, member]) => (
+    { name, schema: member, required: required.includes(name) }
   ));
-  return [...own, ...[...schema.allOf ?? []].reverse().flatMap((part) => properties(part, api))];
+  return [...own, ...[...allOf].reverse().flatMap((part) => properties(part, api))];
 }
 
-function addField({ name, schema, required }) {
+function field({ name, schema, required }) {
+  const integer = schema.type === "integer";
   const input = element("input", {
-    id: `field-${name}`, autocomplete: "off", required, placeholder: schema.examples?.[0] ?? "",
-    inputMode: schema.type === "integer" ? "numeric" : "text",
+    id: `field-${name}`, autocomplete: "off", required, placeholder: schema.examples[0],
+    inputMode: integer ? "numeric" : "text",
   });
   input.setAttribute("aria-describedby", `${input.id}-about ${input.id}-problem`);
-  const label = element("label", { htmlFor: input.id }, name);
-  if (!required) label.append(element("span", { className: "optional" }, " (optional)"));
-  $("fields").append(element("div", { className: "field" }, label, input,
-    element("p", { className: "about", id: `${input.id}-about` }, schema.description ?? ""),
-    element("p", { className: "problem", id: `${input.id}-problem` })));
-  return { name, schema, input };
+  const entry = element("div", { className: "entry" }, input);
+  if (integer) {
+    const button = element("button", { type: "button", className: "small" }, `New ${name}`);
+    button.addEventListener("click", () => {
+      input.value = Math.floor(Math.random() * 2 ** 53) + 1;
+      input.dispatchEvent(new Event("input", { bubbles: true }));
+    });
+    entry.append(button);
+  }
+  const kind = `${schema.type}, ${required ? "required" : "optional"}`;
+  const row = element("div", { className: "field" },
+    element("label", { htmlFor: input.id }, `${name} `, element("span", { className: "kind" }, kind)), entry,
+    element("p", { className: "about", id: `${input.id}-about` }, schema.description),
+    element("p", { className: "problem", id: `${input.id}-problem` }));
+  return { name, schema, required, input, row };
 }
 
 function element(tag, properties, ...children) {
@@ -57,50 +90,56 @@ function element(tag, properties, ...children) {
   return made;
 }
 
-// The body, written by hand: a JavaScript number would lose digits of an id beyond 2**53.
-function body() {
-  const members = fields.filter(({ input }) => input.value !== "").map(({ name, schema, input }) => (
-    `${JSON.stringify(name)}: ${schema.type === "string" ? JSON.stringify(input.value) : literal(input.value)}`
-  ));
-  return `{${members.join(", ")}}`;
+// The token, also where it was copied together with the rest of its header.
+function bearer() {
+  return token.value.trim().replace(/^Bearer(\s+|$)/i, "");
 }
 
-function literal(text) {
-  try {
-    JSON.parse(text);
-    return text.trim();
-  } catch {
-    return JSON.stringify(text); // the service says what it should have been
-  }
+// What is wrong with the token, or "".
+function tokenMistake() {
+  if (!bearer()) return "enter a token";
+  return /^[!-~]+$/.test(bearer()) ? "" : "has a character that no token has";
+}
+
+// What is wrong with the value of a field, or "". Text that is no integer would not even be JSON.
+function mistake({ schema, input: { value } }) {
+  if (schema.type !== "integer" || !value) return "";
+  if (!/^-?(0|[1-9]\d*)$/.test(value)) return "must be an integer: only digits, no spaces, no zeros in front";
+  return BigInt.asIntN(64, BigInt(value)) === BigInt(value) ? "" : "must be an integer of 64 bits";
+}
+
+// The body, put together as text: a JavaScript number would lose digits of an id beyond 2**53.
+function body(valueOf) {
+  const members = fields.map((field) => [field, valueOf(field)]).filter(([, value]) => value !== "");
+  const texts = members.map(([{ name, schema }, value]) => (
+    `${JSON.stringify(name)}: ${schema.type === "integer" ? value : JSON.stringify(value)}`
+  ));
+  return `{${texts.join(", ")}}`;
 }
 
 async function send(event) {
   event.preventDefault();
-  sessionStorage.setItem("token", token.value);
-  showProblems("");
-  if (!/^[!-~]*$/.test(token.value)) return showProblem(token, "has a character that no token has").focus();
-  const button = event.target.querySelector("[type=submit]");
-  const sent = body();
-  button.disabled = true;
-  let answer, text;
-  try {
-    answer = await fetch(URL_OF_PLANTS, {
-      method: "POST",
-      headers: { "Authorization": `Bearer ${token.value}`, "Content-Type": "application/json" },
-      body: sent,
-    });
-    text = await answer.text();
-  } catch {
-    answer = null;
-  }
-  button.disabled = false; // which has taken the focus from it
-  if (document.activeElement === document.body) button.focus();
-  remember(answer?.status ?? "—", sent);
-  if (!answer) {
-    return showAnswer("No answer: the service can't be reached. It is safe to send the same plant again.", true);
-  }
-  showAnswer(`${answer.status} ${answer.statusText}`, !answer.ok, answer.headers, text);
-  if (!answer.ok) showProblems(parse(text)?.message ?? "", answer.status);
+  storage.token = token.value = bearer();
+  if (showProblems([[token, tokenMistake()], ...fields.map((each) => [each.input, mistake(each)])])) return;
+  const sent = body(({ input }) => input.value);
+  $("send").disabled = true;
+  showAnswer("Sending…", "");
+  const answer = await request(sent).catch(() => null);
+  $("send").disabled = false;
+  // A button that is disabled loses the focus.
+  if (document.activeElement === document.body) $("send").focus({ preventScroll: true });
+  remember(answer?.status ?? "no answer", sent);
+  if (!answer) return showAnswer("No answer. It is safe to send the same plant again.", "failed");
+  const { status, statusText, ok, headers, text } = answer;
+  showAnswer(`${status} ${statusText}`, ok ? "good" : "failed", headers, text);
+  showProblems(complaints(status, ok ? "" : String(parse(text)?.message ?? "")));
+}
+
+async function request(body) {
+  const headers = { "Authorization": `Bearer ${token.value}`, "Content-Type": "application/json" };
+  const answer = await fetch(URL_OF_PLANTS, { method: "POST", headers, body });
+  const { status, statusText, ok } = answer;
+  return { status, statusText, ok, headers: answer.headers, text: await answer.text() };
 }
 
 function parse(text) {
@@ -111,57 +150,67 @@ function parse(text) {
   }
 }
 
-function showAnswer(status, failed, headers = new Headers(), text = "") {
-  const list = element("dl", {});
-  for (const name of HEADERS.filter((name) => headers.has(name))) {
-    list.append(element("dt", {}, name), element("dd", {}, headers.get(name)));
+function showAnswer(status, outcome, headers = new Headers(), text = "") {
+  const shown = HEADERS.filter((name) => headers.has(name));
+  const list = shown.flatMap((name) => [element("dt", {}, name), element("dd", {}, headers.get(name))]);
+  $("answer").replaceChildren(element("p", { className: `status ${outcome}` }, status));
+  if (list.length) $("answer").append(element("dl", {}, ...list));
+  if (text) {
+    const pretty = JSON.stringify(parse(text), null, 2) ?? text.trimEnd();
+    $("answer").append(element("pre", { tabIndex: 0, role: "group", ariaLabel: "Body" }, pretty));
   }
-  $("answer").replaceChildren(element("p", { className: `status ${failed ? "failed" : ""}` }, status), list);
-  const json = JSON.stringify(parse(text), null, 2);
-  if (text) $("answer").append(element("pre", { tabIndex: 0 }, json ?? text));
   $("answer").scrollIntoView({ block: "nearest" });
 }
 
 // Each part of a message that names a field goes beside that field.
-function showProblems(message, status) {
-  const values = /"(?:[^"\\…]|\\.)*["…]/g; // in them, "; " does not part anything
-  const parts = message.replace(values, (value) => value.replaceAll("; ", ";\u00a0")).split("; ");
-  const wrong = fields.filter(({ name, input }) => {
-    const part = parts.find((part) => part.startsWith(`${name}: `));
-    showProblem(input, part?.slice(name.length + 2) ?? "");
-    return part;
-  });
-  showProblem(token, status === 401 ? message : "");
-  (status === 401 ? token : wrong[0]?.input)?.focus();
+function complaints(status, message) {
+  const parts = message.split("; ");
+  return [[token, status === 401 ? message : ""], ...fields.map(({ name, input }) => (
+    [input, parts.find((part) => part.startsWith(`${name}: `))?.slice(name.length + 2) ?? ""]
+  ))];
+}
+
+// Each pair is an input and what is wrong with it, or "". Returns whether anything is.
+function showProblems(problems) {
+  for (const [input, problem] of problems) showProblem(input, problem);
+  const first = problems.find(([, problem]) => problem);
+  first?.[0].focus();
+  return Boolean(first);
 }
 
 function showProblem(input, problem) {
-  const place = $(`${input.id}-problem`);
-  if (place) place.textContent = problem;
+  $(`${input.id}-problem`).textContent = problem;
   input.setAttribute("aria-invalid", String(problem !== ""));
-  return input;
 }
 
 function remember(status, sent) {
   $("sent").querySelector(".about")?.remove();
-  const mark = element("span", { className: status === 200 ? "status" : "status failed" }, String(status));
+  const mark = element("span", { className: `status ${status === 200 ? "good" : "failed"}` }, String(status));
   $("sent").prepend(element("li", {}, mark, sent.length > 200 ? `${sent.slice(0, 200)}…` : sent));
   $("sent").children[10]?.remove();
 }
 
+// The code is a request that would succeed: examples stand for what is missing or wrong.
 function showCode() {
-  const bearer = `Authorization: Bearer ${$("reveal").checked ? token.value : "TOKEN"}`;
-  const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  $("curl").textContent = `curl ${quote(URL_OF_PLANTS)} -H 'Content-Type: application/json' \\
-  -H ${quote(bearer)} \\\n  -d ${quote(body())}`;
-  const [name, value] = bearer.split(": ");
-  $("fetch").textContent = `await fetch(${JSON.stringify(URL_OF_PLANTS)}, {
-  method: "POST",
+  const empty = fields.every(({ input }) => !input.value);
+  const sent = body((field) => {
+    if (field.input.value && !mistake(field)) return field.input.value;
+    return field.required || empty ? String(field.schema.examples[0]) : "";
+  });
+  const credentials = `Bearer ${$("reveal").checked && !tokenMistake() ? bearer() : "TOKEN"}`;
+  const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  $("curl").textContent = `curl ${shell(URL_OF_PLANTS)} \\
+  -H ${shell(`Authorization: ${credentials}`)} \\
+  -H 'Content-Type: application/json' \\
+  -d ${shell(sent)}`;
+  const js = (text) => `'${text.replace(/[\\']/g, "\\$&")}'`;
+  $("fetch").textContent = `await fetch(${js(URL_OF_PLANTS)}, {
+  method: 'POST',
   headers: {
-    "Content-Type": "application/json",
-    ${JSON.stringify(name)}: ${JSON.stringify(value)},
+    'Authorization': ${js(credentials)},
+    'Content-Type': 'application/json',
   },
-  body: ${JSON.stringify(body())},
+  body: ${js(sent)},
 })`;
 }
 
@@ -170,7 +219,7 @@ async function copy({ target }) {
   try {
     await navigator.clipboard.writeText(code.textContent);
     target.textContent = "Copied";
-  } catch { // not allowed to write: the person can
+  } catch { // The browser forbids it, but the person can copy what is selected.
     getSelection().selectAllChildren(code);
     target.textContent = "Selected";
   }

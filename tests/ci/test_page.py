@@ -1,15 +1,23 @@
 """The page at /, in a real browser: what a person does, and what then is on the screen."""
 
+import contextlib
 import json
+import os
+import re
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
+from schemas import openapi
+from tests.ci.node import node_modules
 from tests.support.server import TOKEN, Server, wait_until
 
 CHROMIUM = [
@@ -29,26 +37,42 @@ def server(serve) -> Server:
 
 
 @pytest.fixture
-def browser(server, tmp_path) -> Iterator[webdriver.Chrome]:
+def start(tmp_path) -> Iterator[Callable[..., webdriver.Chrome]]:
+    """Starts a Chromium, with what its preferences are to be, that ends with the test."""
+    with contextlib.ExitStack() as started:
+
+        def start(**preferences: Any) -> webdriver.Chrome:
+            options = webdriver.ChromeOptions()
+            options.binary_location = "/usr/bin/chromium"
+            for argument in [*CHROMIUM, f"--user-data-dir={tmp_path}/chromium"]:
+                options.add_argument(argument)
+            options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+            options.add_experimental_option("prefs", preferences)
+            browser = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
+            started.callback(browser.quit)
+            return browser
+
+        yield start
+
+
+@pytest.fixture
+def browser(server, start) -> Iterator[webdriver.Chrome]:
     """Chromium on the page. Fails afterwards if anything was amiss in the console."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    for argument in [*CHROMIUM, f"--user-data-dir={tmp_path}/chromium"]:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService("/usr/bin/chromedriver")
-    browser = webdriver.Chrome(options, service)
-    try:
-        here = f"http://127.0.0.1:{server.port}/"
-        browser.get(here)
-        wait_until(lambda: browser.find_elements(By.ID, "field-name"))
-        yield browser
-        # That a request was refused is in the console as well, from the source "network".
-        console = [line for line in browser.get_log("browser") if line["source"] != "network"]
-        assert console == []
-        assert all(url.startswith(here) for url in requested_by(here, browser))
-    finally:
-        browser.quit()
+    browser = start()
+    here = open_page(browser, server)
+    yield browser
+    # That a request was refused is in the console as well, from the source "network".
+    console = [line for line in browser.get_log("browser") if line["source"] != "network"]
+    assert console == []
+    assert all(url.startswith(here) for url in requested_by(here, browser))
+
+
+def open_page(browser: webdriver.Chrome, server: Server) -> str:
+    """Load the page, wait for its form and return its URL."""
+    here = f"http://127.0.0.1:{server.port}/"
+    browser.get(here)
+    wait_until(lambda: browser.find_elements(By.ID, "field-name"))
+    return here
 
 
 def requested_by(page: str, browser: webdriver.Chrome) -> list[str]:
@@ -67,10 +91,14 @@ def fill(browser: webdriver.Chrome, **values: str) -> None:
         place.send_keys(value)
 
 
+def press_send(browser: webdriver.Chrome) -> None:
+    browser.find_element(By.ID, "send").click()
+
+
 def send(browser: webdriver.Chrome, expected: str) -> str:
     """Press Send, wait for a status and return the answer that is shown."""
     browser.execute_script("document.getElementById('answer').replaceChildren()")
-    browser.find_element(By.CSS_SELECTOR, "[type=submit]").click()
+    press_send(browser)
     wait_until(lambda: text(browser, "#answer .status").startswith(expected))
     return text(browser, "#answer")
 
@@ -78,6 +106,23 @@ def send(browser: webdriver.Chrome, expected: str) -> str:
 def text(browser: webdriver.Chrome, selector: str) -> str:
     read = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText).join(' ')"
     return browser.execute_script(read, selector).strip()
+
+
+def code(browser: webdriver.Chrome, name: str) -> str:
+    """What Copy would copy, with the token in it."""
+    shown = browser.find_element(By.ID, name).get_attribute("textContent")
+    assert "Bearer TOKEN" in shown
+    return shown.replace("TOKEN", TOKEN)
+
+
+@contextlib.contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    """A service that takes connections, but answers nothing until the end."""
+    os.killpg(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(server.process.pid, signal.SIGCONT)
 
 
 def problem(browser: webdriver.Chrome, name: str) -> str:
@@ -93,17 +138,35 @@ def test_a_plant_is_sent(browser, stored):
     fill(browser, id="7", name="Monstera", tag="indoor")
     answer = send(browser, "200")
     assert answer.startswith("200 OK\n\nX-Request-ID\n")
-    assert '{\n  "name": "Monstera",\n  "tag": "indoor"\n}' in answer
+    shown = browser.find_element(By.CSS_SELECTOR, "#answer pre").get_attribute("textContent")
+    assert shown == '{\n  "name": "Monstera",\n  "tag": "indoor"\n}'
+    assert browser.find_element(By.ID, "answer").aria_role == "status"
     assert text(browser, "#sent") == '200{"id": 7, "name": "Monstera", "tag": "indoor"}'
     assert stored() == [(7, "Monstera", "indoor")]
 
 
+def test_it_shows_the_interface(browser):
+    """Method and path, the kind of each field, and each answer with the first sentence on it."""
+    operation = openapi()["paths"]["/plants"]["post"]
+    assert text(browser, ".request") == "POST /plants"
+    assert text(browser, "#operation") == operation["description"]
+    assert text(browser, "#fields .kind").split(" ") == [
+        "integer,", "required", "string,", "required", "string,", "optional"
+    ]  # fmt: skip
+    statuses = browser.find_elements(By.CSS_SELECTOR, "#answers dt")
+    described = [*operation["responses"], "other"]
+    described.remove("default")
+    assert [each.text for each in statuses] == described
+    lines = browser.find_elements(By.CSS_SELECTOR, "#answers dd")
+    assert lines[0].text == "The plant is saved."
+    assert all(re.fullmatch(r"[^.]+\.", line.text) for line in lines)
+
+
 def test_a_violation_is_shown_beside_its_field(browser, stored):
     """In plain words, and the first such field has the focus."""
-    fill(browser, id="seven")
+    fill(browser)
     answer = send(browser, "400")
-    assert problem(browser, "field-id") == 'must be an integer, not "seven"'
-    assert problem(browser, "field-name") == "required but missing"
+    assert problem(browser, "field-id") == problem(browser, "field-name") == "required but missing"
     assert problem(browser, "field-tag") == problem(browser, "token") == ""
     assert browser.switch_to.active_element.get_attribute("id") == "field-id"
     assert '"error": 400' in answer
@@ -117,6 +180,38 @@ def test_a_violation_is_shown_beside_its_field(browser, stored):
     assert stored() == [(7, "Monstera", None)]
 
 
+def test_what_is_no_integer_is_said_before_it_is_sent(browser, server):
+    """It would be a JSON string, or no JSON at all; a 64-bit integer is sent, and no other."""
+    for value in ("007", "7 ", " 7", "seven", "+7", "1e3", "-"):
+        fill(browser, id=value, name="Monstera")
+        press_send(browser)
+        assert problem(browser, "field-id").startswith("must be an integer: only digits")
+        assert browser.switch_to.active_element.get_attribute("id") == "field-id"
+    for value in (2**63, -(2**63) - 1):
+        fill(browser, id=str(value))
+        press_send(browser)
+        assert problem(browser, "field-id") == "must be an integer of 64 bits"
+    fill(browser, id="0")
+    send(browser, "200")
+    wait_until(lambda: server.out.count('"POST /plants"') == 1)
+    assert text(browser, "#sent") == '200{"id": 0, "name": "Monstera"}'
+
+
+def test_new_id_fills_in_a_free_one(browser, stored):
+    """A random one of at most 2**53, so that a second plant does not collide."""
+    fill(browser, id="x", name="Monstera")
+    press_send(browser)
+    assert problem(browser, "field-id")
+    for _ in range(2):
+        browser.find_element(By.CSS_SELECTOR, "#fields button").click()
+        assert problem(browser, "field-id") == ""
+        filled_in = browser.find_element(By.ID, "field-id").get_attribute("value")
+        assert f'"id": {filled_in},' in code(browser, "curl")
+        send(browser, "200")
+    ids = [row[0] for row in stored()]
+    assert len(ids) == 2 and all(0 < each <= 2**53 for each in ids)
+
+
 def test_a_conflict_is_shown_beside_the_id(browser, server):
     """It names the id, so it belongs there."""
     server.post({"id": 7, "name": "Sequoia"})
@@ -125,28 +220,52 @@ def test_a_conflict_is_shown_beside_the_id(browser, server):
     assert problem(browser, "field-id").startswith("7 is taken by another plant")
 
 
-def test_what_stands_in_a_value_names_no_field(browser):
-    """A message repeats what was sent, which may look like a part of a message."""
-    fill(browser, id='x; tag: "hello"; name: no')
-    send(browser, "400")
-    assert problem(browser, "field-id").startswith("must be an integer, not")
-    assert problem(browser, "field-tag") == ""
-    assert problem(browser, "field-name") == "required but missing"
+def test_a_token_may_be_pasted_as_it_stands_in_a_header(browser):
+    """With spaces around it, or with the word Bearer before it."""
+    for number, pasted in enumerate((f"  {TOKEN} ", f"Bearer {TOKEN}", f" bearer  {TOKEN}")):
+        fill(browser, token=pasted, id=str(number), name="Monstera")
+        if not browser.find_element(By.ID, "reveal").is_selected():
+            browser.find_element(By.ID, "reveal").click()
+        assert f"'Authorization: Bearer {TOKEN}'" in text(browser, "#curl")
+        send(browser, "200")
 
 
-def test_a_token_that_cannot_be_sent_is_shown_beside_the_token(browser):
-    """A header takes ASCII only."""
-    fill(browser, token="tok\u20acn", id="7", name="Monstera")
-    browser.find_element(By.CSS_SELECTOR, "[type=submit]").click()
-    wait_until(lambda: problem(browser, "token") == "has a character that no token has")
+def test_without_a_token_nothing_is_sent(browser, server):
+    """The page asks for one; a header takes ASCII only, so another one is not sent either."""
+    for token in ("", "  ", "Bearer", "tok\u20acn"):
+        fill(browser, token=token, id="7", name="Monstera")
+        press_send(browser)
+        expected = "has a character that no token has" if "tok" in token else "enter a token"
+        assert problem(browser, "token") == expected
+        assert browser.switch_to.active_element.get_attribute("id") == "token"
+    assert text(browser, "#sent") == "Nothing yet."
+    fill(browser)
+    send(browser, "200")
+    wait_until(lambda: server.out.count('"POST /plants"') == 1)
+
+
+def test_an_old_answer_is_not_shown_while_a_request_is_under_way(browser, server):
+    """The page says that it is sending, and sends no second request meanwhile."""
+    fill(browser, id="7", name="Monstera")
+    send(browser, "200")
+    with stopped(server):
+        press_send(browser)
+        assert text(browser, "#answer") == "Sending…"
+        browser.find_element(By.ID, "field-name").send_keys(Keys.ENTER)
+        assert not browser.find_element(By.ID, "send").is_enabled()
+        assert text(browser, "#answer") == "Sending…"
+    wait_until(lambda: text(browser, "#answer .status") == "200 OK")
+    wait_until(lambda: server.out.count('"POST /plants"') == 2)
 
 
 def test_an_answer_of_something_in_between_is_shown_as_it_is(browser):
-    """A proxy's own page is no JSON."""
-    page = "new Response('<h1>Bad Gateway</h1>', {status: 502, statusText: 'Bad Gateway'})"
+    """A proxy's own page is no JSON; the newline at its end is no line to show."""
+    page = "new Response('<h1>Bad Gateway</h1>\\n', {status: 502, statusText: 'Bad Gateway'})"
     browser.execute_script(f"window.fetch = async () => {page}")
     fill(browser, id="7", name="Monstera")
-    assert send(browser, "502 Bad Gateway").endswith("<h1>Bad Gateway</h1>")
+    send(browser, "502 Bad Gateway")
+    shown = browser.find_element(By.CSS_SELECTOR, "#answer pre").get_attribute("textContent")
+    assert shown == "<h1>Bad Gateway</h1>"
     assert text(browser, "#sent").startswith("502")
 
 
@@ -164,7 +283,50 @@ def test_the_service_being_down_is_said(browser, server):
     server.signal(signal.SIGKILL)
     server.kill()
     assert "safe to send the same plant again" in send(browser, "No answer")
-    assert browser.find_element(By.CSS_SELECTOR, "[type=submit]").is_enabled()
+    assert text(browser, "#sent").startswith("no answer")
+    assert browser.find_element(By.ID, "send").is_enabled()
+
+
+def test_without_its_description_nothing_can_be_sent(browser, server):
+    """The page says what is missing, and a button tries again until it is there."""
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/openapi.json"]})
+    browser.refresh()
+    retry = browser.find_element(By.ID, "retry")
+    for _ in range(2):
+        wait_until(lambda: "openapi.json, can't be loaded" in text(browser, "#reason"))
+        assert not browser.find_element(By.ID, "form").is_displayed()
+        assert text(browser, "#curl") == ""
+        retry.click()
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    retry.click()
+    wait_until(lambda: not retry.is_displayed())
+    assert browser.switch_to.active_element.get_attribute("id") == "token"
+    fill(browser, id="7", name="Monstera")
+    send(browser, "200")
+
+
+def test_without_javascript_it_says_what_is_needed(browser):
+    """And links the description instead of a form that would do nothing."""
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    browser.refresh()
+    said = browser.find_element(By.TAG_NAME, "main")
+    wait_until(lambda: said.text.startswith("This page needs JavaScript."))
+    link = said.find_element(By.TAG_NAME, "a")
+    assert link.get_attribute("href") == f"{browser.current_url}openapi.json"
+    assert not browser.find_element(By.ID, "form").is_displayed()
+
+
+def test_without_session_storage_it_works_all_the_same(start, server):
+    """Where the browser lets no page store anything, the token is forgotten at a reload."""
+    browser = start(**{"profile.default_content_setting_values.cookies": 2})
+    open_page(browser, server)
+    with pytest.raises(WebDriverException, match="Access is denied"):
+        browser.execute_script("sessionStorage")
+    fill(browser, id="7", name="Monstera")
+    send(browser, "200")
+    open_page(browser, server)
+    assert browser.find_element(By.ID, "token").get_attribute("value") == ""
 
 
 def test_an_id_beyond_2_to_the_53_keeps_every_digit(browser, stored):
@@ -190,10 +352,10 @@ def test_the_keyboard_is_enough(browser, stored):
 
     browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
     keys = []
-    for value in (TOKEN, "7", "Monstera", "indoor"):
-        keys.append(focused().get_attribute("id"))
+    for value in (TOKEN, "7", "", "Monstera", "indoor"):
+        keys.append(focused().get_attribute("id") or focused().text)
         focused().send_keys(value + Keys.TAB)
-    assert keys == ["token", "field-id", "field-name", "field-tag"]
+    assert keys == ["token", "field-id", "New id", "field-name", "field-tag"]
     assert focused().text == "Send"
     focused().send_keys(Keys.SHIFT + Keys.TAB + Keys.NULL + Keys.ENTER)
     wait_until(lambda: text(browser, "#answer .status") == "200 OK")
@@ -207,25 +369,40 @@ def test_the_token_stays_in_the_tab_and_out_of_sight(browser):
     assert TOKEN not in browser.current_url
     assert TOKEN not in text(browser, "main")
     assert "Authorization: Bearer TOKEN" in text(browser, "#curl")
-    assert '"Bearer TOKEN"' in text(browser, "#fetch")
+    assert "'Bearer TOKEN'" in text(browser, "#fetch")
     browser.find_element(By.ID, "reveal").click()
     assert f"Authorization: Bearer {TOKEN}" in text(browser, "#curl")
-    assert f'"Bearer {TOKEN}"' in text(browser, "#fetch")
+    assert f"'Bearer {TOKEN}'" in text(browser, "#fetch")
     browser.refresh()
     wait_until(lambda: browser.find_elements(By.ID, "field-name"))
     assert browser.find_element(By.ID, "token").get_attribute("value") == TOKEN
     assert browser.execute_script("return localStorage.length + document.cookie.length") == 0
 
 
-def test_the_code_that_is_shown_works(browser, stored):
-    """The fetch line, run as it stands; what has to be quoted is."""
-    fill(browser, id="7", name='Mother-in-law\'s "tongue"')
-    browser.find_element(By.ID, "reveal").click()
-    assert "'\\''s" in text(browser, "#curl")
-    code = browser.execute_script("return document.getElementById('fetch').textContent")
-    run = "const done = arguments[0]; (async () => {{ done((await ({})).status) }})()"
-    assert browser.execute_async_script(run.format(code)) == 200
-    assert stored() == [(7, 'Mother-in-law\'s "tongue"', None)]
+@pytest.mark.parametrize("name", ["curl", "fetch"])
+def test_the_code_is_always_a_request_that_succeeds(browser, stored, name):
+    """Examples stand for what is missing or wrong; what has to be quoted is."""
+
+    def run() -> None:
+        if name == "curl":
+            command = ["bash", "-c", code(browser, "curl").replace("curl ", "curl -sS --fail ", 1)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        else:
+            call = (
+                f"const done = arguments[0]; {code(browser, 'fetch')}.then((a) => done(a.status))"
+            )
+            assert browser.execute_async_script(call.replace("await ", "", 1)) == 200
+
+    odd = 'Mother-in-law\'s "tongue" \\ é'
+    run()
+    fill(browser, id="8")
+    run()
+    fill(browser, id="9", name=odd)
+    run()
+    fill(browser, id="007", name="Monstera", tag="indoor")
+    run()
+    rows = [(7, "Monstera", "indoor"), (8, "Monstera", None), (9, odd, None)]
+    assert stored() == rows
 
 
 def test_copy_copies(browser):
@@ -236,43 +413,117 @@ def test_copy_copies(browser):
     wait_until(lambda: button.text == "Copy")
 
 
-def test_everything_has_a_name_for_screen_readers(browser):
-    """Each control has an accessible name; the answer is announced."""
-    for control in browser.find_elements(By.CSS_SELECTOR, "input, button, pre, a"):
-        assert control.accessible_name, control.get_attribute("outerHTML")
-    assert browser.find_element(By.ID, "answer").aria_role == "status"
-    assert browser.find_element(By.TAG_NAME, "html").get_attribute("lang") == "en"
-
-
-CONTRAST = """
-const luminance = (color) => color.match(/[\\d.]+/g).slice(0, 3).map(Number)
-  .map((c) => c / 255).map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-const background = (node) => {
-  const color = getComputedStyle(node).backgroundColor;
-  return color.startsWith("rgba(0, 0, 0, 0)") ? background(node.parentElement) : color;
-};
-const shown = [...document.querySelectorAll("body *")].filter((node) => node.innerText?.trim());
-return shown.map((node) => {
-  const [a, b] = [luminance(getComputedStyle(node).color), luminance(background(node))];
-  return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.outerHTML];
-}).filter(([ratio]) => ratio < 4.5);
-"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_it_is_readable_by_day_and_night_wide_and_narrow(browser, scheme, width):
-    """Contrast of 4.5 to 1 or more (WCAG AA, 1.4.3), and nothing to scroll sideways for."""
+@pytest.fixture
+def screen(browser, request) -> webdriver.Chrome:
+    """The page by day or night, on a wide or narrow screen."""
+    width, scheme = request.param
     feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    fill(browser, id="seven", name="x" * 200)
-    send(browser, "400")
-    fill(browser, id="7", name="x" * 200)
+    return browser
+
+
+def amiss(browser: webdriver.Chrome) -> list[Any]:
+    """What axe-core finds or cannot decide, and how far the page can be scrolled sideways."""
+    browser.execute_script((node_modules() / "axe-core" / "axe.min.js").read_text("utf-8"))
+    found = browser.execute_async_script("""
+        const done = arguments[0], nodes = ({ html, any }) => [html, any.map((e) => e.message)];
+        axe.run().then(({ violations, incomplete }) => done(
+          [...violations, ...incomplete].map((found) => [found.id, found.nodes.map(nodes)])));
+        """)
+    sideways = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    return found + ([f"{sideways} px to scroll sideways"] if sideways > 0 else [])
+
+
+ALL_SCREENS = [(width, scheme) for width in (360, 1280) for scheme in ("light", "dark")]
+
+
+@pytest.mark.parametrize("screen", ALL_SCREENS, indirect=True)
+def test_everybody_can_use_it_in_each_state(screen, server):
+    """axe-core has nothing to say, contrast included, and nothing needs scrolling sideways."""
+    assert amiss(screen) == []
+    fill(screen, token="", id="seven", name="x" * 200)
+    press_send(screen)
+    assert problem(screen, "token") and problem(screen, "field-id") and amiss(screen) == []
+    fill(screen, id="7")
     for _ in range(2):
-        assert browser.execute_script(CONTRAST) == []
-        overflow = "return document.documentElement.scrollWidth - innerWidth"
-        assert browser.execute_script(overflow) <= 0
-        send(browser, "200")
+        send(screen, "200")
+        assert amiss(screen) == []
+    with stopped(server):
+        press_send(screen)
+        assert amiss(screen) == []
+    wait_until(lambda: text(screen, "#answer .status") == "200 OK")
+    fill(screen, id="", name="")
+    send(screen, "400")
+    assert amiss(screen) == []
+    fill(screen, id="7", name="Sequoia")
+    send(screen, "409")
+    assert amiss(screen) == []
+    fill(screen, token="not-a-good-token")
+    send(screen, "401")
+    assert amiss(screen) == []
+    server.kill()
+    send(screen, "No answer")
+    assert amiss(screen) == []
+
+
+@pytest.mark.parametrize("screen", ALL_SCREENS, indirect=True)
+def test_everybody_can_read_why_nothing_can_be_sent(screen):
+    """axe-core has nothing to say of the page without its description either."""
+    screen.execute_cdp_cmd("Network.enable", {})
+    screen.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/openapi.json"]})
+    screen.refresh()
+    wait_until(lambda: text(screen, "#reason"))
+    assert amiss(screen) == []
+
+
+@pytest.mark.parametrize("screen", [(1280, "light")], indirect=True)
+def test_a_wide_screen_is_used(screen):
+    """A line of code is a line on it, also with a long id, and both columns are filled."""
+    fill(screen, name="Monstera", tag="indoor")
+    screen.find_element(By.CSS_SELECTOR, "#fields button").click()
+    for name, count in (("curl", 4), ("fetch", 8)):
+        lines = """
+            const node = document.getElementById(arguments[0]), style = getComputedStyle(node);
+            const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
+            return (node.scrollHeight - padding) / parseFloat(style.lineHeight);
+            """
+        assert round(screen.execute_script(lines, name)) == count
+    columns = "return [...document.querySelectorAll('.column')].map((node) => node.offsetHeight)"
+    for _ in range(2):
+        left, right = screen.execute_script(columns)
+        assert 0.6 < left / right < 1 / 0.6
+        send(screen, "200")
+
+
+FOCUSED = """
+const { top, right, bottom, left } = arguments[0].getBoundingClientRect();
+const style = getComputedStyle(arguments[0]);
+const ring = parseFloat(style.outlineOffset) + parseFloat(style.outlineWidth);
+const covered = [...document.querySelectorAll("label, p, h2, h3")].filter((text) => {
+  const box = text.getBoundingClientRect();
+  return box.height && !text.contains(arguments[0]) && box.bottom > top - ring
+    && box.top < bottom + ring && box.right > left - ring && box.left < right + ring;
+});
+return [Math.min(top, innerHeight - bottom), ring, covered.map((text) => text.innerText)];
+"""
+
+
+@pytest.mark.parametrize("screen", [(360, "light")], indirect=True)
+def test_what_has_the_focus_is_in_sight(screen):
+    """It is never at the very edge of a small screen, and its ring covers no text."""
+    size = {"width": 360, "height": 480, "deviceScaleFactor": 1, "mobile": True}
+    screen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    fill(screen)
+    send(screen, "400")
+    for first, key in (("#token", Keys.TAB), ("footer a", Keys.SHIFT + Keys.TAB)):
+        screen.execute_script("document.querySelector(arguments[0]).focus()", first)
+        seen = set()
+        for _ in range(13):
+            focused = screen.switch_to.active_element
+            distance, ring, covered = screen.execute_script(FOCUSED, focused)
+            assert distance >= 16 and ring >= 3 and covered == []
+            seen.add(focused)
+            focused.send_keys(key)
+        assert len(seen) == 13
