@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from bottle import BaseResponse, Bottle, HTTPError, Route, request, response
 
 from schemas import InvalidPlant, openapi, parse_new_plant
-from storage import DEFAULT_URL, Conflict, Plant, StartRefused, Storage, Unavailable
+from storage import DEFAULT_URL, Conflict, StartRefused, Storage, Unavailable
 
 log = logging.getLogger("plants")
 Environ: TypeAlias = dict[str, Any]
@@ -141,7 +141,7 @@ def create_plant(storage: Storage) -> bytes:
     environ = request.environ
     require_json(environ)
     try:
-        plant = Plant.from_json(parse_new_plant(read_body(environ)))
+        plant = parse_new_plant(read_body(environ))
         storage.add(plant)
     except InvalidPlant as error:
         raise HTTPError(400, str(error)) from None

@@ -15,16 +15,8 @@ from typing import Any
 
 import psycopg
 
-from storage import (
-    ALL_PLANTS,
-    Engine,
-    Inserted,
-    Plant,
-    RowLocked,
-    StartRefused,
-    Unavailable,
-    insert_new,
-)
+from schemas import Plant
+from storage import ALL_PLANTS, Engine, Inserted, RowLocked, StartRefused, Unavailable, insert_new
 
 CANCEL_LIMIT = 1.0  # seconds for a server to notice that its answer is not waited for any more
 PAUSE = 0.2  # seconds between two attempts

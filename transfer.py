@@ -9,21 +9,19 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
-from schemas import InvalidPlant, parse_new_plant
-from storage import DEFAULT_URL, Plant, Storage, Unavailable
+from schemas import InvalidPlant, Plant, parse_new_plant
+from storage import DEFAULT_URL, Storage, Unavailable
 
 BATCH = 250  # plants; more at once are no faster, and keep a running service waiting
 LINE_LIMIT = 2**20 + 2**10  # bytes; a dumped line is hardly longer than the request's body was
 
-T = TypeVar("T")
-
 
 def dump(storage: Storage, out: BinaryIO) -> None:
     """Write all plants to `out`, in the order of id. Raises Unavailable."""
-    for plant in show_progress(storage.rows()):
+    for plant in storage.rows():
         out.write(json.dumps(plant.to_json(), ensure_ascii=False).encode() + b"\n")
     out.flush()
 
@@ -37,11 +35,11 @@ def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
     """
     counts = Counter({"new": 0, "there already": 0, "conflicting": 0, "invalid": 0})
     batch: dict[int, Plant] = {}  # by the number of the line
-    for number, line in enumerate(show_progress(cut_lines(lines)), 1):
+    for number, line in enumerate(cut_lines(lines), 1):
         try:
             if len(line) == LINE_LIMIT:
                 raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
-            batch[number] = Plant.from_json(parse_new_plant(line))
+            batch[number] = parse_new_plant(line)
         except InvalidPlant as error:
             print(f"line {number}: {error}", file=sys.stderr)
             counts["invalid"] += 1
@@ -72,17 +70,6 @@ def cut_lines(lines: BinaryIO) -> Iterator[bytes]:
         yield line
         while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
             line = lines.readline(LINE_LIMIT)
-
-
-def show_progress(items: Iterable[T]) -> Iterator[T]:
-    """Return `items`; where standard error is a terminal, show how many there were so far."""
-    count = 0
-    for count, item in enumerate(items, 1):
-        yield item
-        if count % 1000 == 0 and sys.stderr.isatty():
-            print(f"\r{count:,} plants", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print(f"\r{count:,} plants", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

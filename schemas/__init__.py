@@ -6,7 +6,7 @@ Contains no HTTP and no SQL: app.py uses it for requests, transfer.py for `load`
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -28,11 +28,6 @@ class Plant(NamedTuple):
     name: str
     tag: str | None = None
 
-    @classmethod
-    def from_json(cls, members: Mapping[str, Any]) -> "Plant":
-        """Return the plant in a JSON object that is valid against schemas/new-plant.json."""
-        return cls(members["id"], members["name"], members.get("tag"))
-
     def to_json(self) -> dict[str, Any]:
         """Return the plant as a JSON object; without a tag it has no such member."""
         return {name: value for name, value in self._asdict().items() if value is not None}
@@ -43,10 +38,7 @@ class InvalidPlant(Exception):
 
 
 def _load(*names: str) -> dict[str, Draft201909Validator]:
-    """Read schemas/NAME.json and return a validator for each.
-
-    Raises jsonschema.SchemaError for a file that is no schema.
-    """
+    """Return a validator for each schemas/NAME.json. Raises jsonschema.SchemaError."""
     schemas = {name: _read(name) for name in names}
     resources = [(schema["$id"], Resource.from_contents(schema)) for schema in schemas.values()]
     registry: Registry[Any] = Registry().with_resources(resources)
@@ -101,22 +93,21 @@ def openapi() -> dict[str, Any]:
     return document
 
 
-def parse_new_plant(body: bytes) -> dict[str, Any]:
-    """Return the members of the NewPlant that `body` is as I-JSON (RFC 7493).
+def parse_new_plant(body: bytes) -> Plant:
+    """Return the plant that `body` is, a NewPlant as I-JSON (RFC 7493).
 
-    `id` is an int of 64 bits, `name` and `tag`, if there, are str; members that the schema
-    does not name are there as they were sent. Raises InvalidPlant for anything else.
+    Ignores members that the schema does not name. Raises InvalidPlant.
     """
     try:
-        plant = _parse_json(body)
-        violations = _find_violations(plant)
+        members = _parse_json(body)
+        violations = _find_violations(members)
         if not violations and b"\\u" in body:
-            violations = dict(_lone_surrogates(plant))
+            violations = _find_lone_surrogates(members)
     except RecursionError:
         raise InvalidPlant("the plant is nested too deeply") from None
     if violations:
         raise InvalidPlant("; ".join(f"{at}: {text}" for at, text in sorted(violations.items())))
-    return plant  # type: ignore[no-any-return]
+    return Plant(members["id"], members["name"], members.get("tag"))
 
 
 def _find_violations(value: Any) -> dict[str, str]:
@@ -157,24 +148,20 @@ def _explain(error: ValidationError) -> str:
             return f"must not be {value} ({error.validator}: {_shown(rule)})"
 
 
-def _lone_surrogates(plant: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each member with a `\\ud800` or the like in it, which is half a character (RFC 7493, 2.1)."""
-    for name, member in plant.items():
+def _find_lone_surrogates(members: dict[str, Any]) -> dict[str, str]:
+    """Return the members with half a character, such as `\\ud800` (RFC 7493, 2.1)."""
+    violations = {}
+    for name, member in members.items():
         try:
-            json.dumps([name, member], ensure_ascii=False, default=str).encode()
+            _ENCODE([name, member]).encode()
         except UnicodeEncodeError:
-            yield name, "must not contain half of a surrogate pair"
+            violations[name] = "must not contain half of a surrogate pair"
+    return violations
 
 
 def _shown(value: Any) -> str:
-    """Return `value` as JSON, cut to what a message has room for, with only what can't be printed
-    escaped.
-    """
-    text = (
-        str(value)
-        if isinstance(value, Decimal)
-        else json.dumps(value, default=str, ensure_ascii=False)
-    )
+    """Return `value` as JSON, cut to what a message has room for, without control characters."""
+    text = str(value) if isinstance(value, Decimal) else _ENCODE(value)
     if len(text) > SHOWN_LENGTH:
         text = text[: SHOWN_LENGTH - 1] + "…"
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
@@ -234,6 +221,7 @@ def _constant(name: str) -> NoReturn:
     raise InvalidPlant(f"the plant is not JSON, which has no {name}")
 
 
+_ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_object, parse_float=_number, parse_constant=_constant
 )
