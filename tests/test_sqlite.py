@@ -509,10 +509,10 @@ def test_the_wal_does_not_grow_for_ever(storage, database):
             storage.add_all([Plant(next(numbers), "x" * 1024) for _ in range(250)])
         return wal.stat().st_size
 
-    assert load(12) < 2**23
+    assert load(8) < 6 * 2**20
     with contextlib.closing(sqlite3.connect(database)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT max(id) FROM plants").fetchone()
-        grown = load(12)
-        assert grown > 2**23
-    assert load(12) < grown + 2**20
+        grown = load(8)
+        assert grown > 6 * 2**20
+    assert load(8) < grown + 2**20

@@ -39,7 +39,7 @@ def test_any_server_stores_plants_for_good(serve, database, stored, name):
     """It makes the database, answers on connections that stay open, and kill -9 loses nothing."""
     assert not database.exists()
     arguments = SERVERS[name].get("arguments", [])
-    server = serve(*arguments, command=SERVERS[name].get("command"))
+    server = serve(*arguments, command=SERVERS[name].get("command"), WEB_CONCURRENCY="1")
     assert server.request("GET", "/healthz")[::2] == (200, {"status": "ok"})
     assert server.post(MONSTERA) == (200, {"name": "Monstera", "tag": "indoor"})
     assert server.post({**MONSTERA, "tag": "outdoor"})[0] == 409
