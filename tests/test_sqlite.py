@@ -8,7 +8,7 @@ import os
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,13 @@ from tests.support.users import open_folder, run_as_nobody
 
 FORK = multiprocessing.get_context("fork")
 SOON = 0.2  # seconds
+_storages = contextlib.ExitStack()
 
 
 def open_storage(path: Path, wait_limit: float = PATIENCE) -> Storage:
     """A storage that gives up soon where another program has locked the file."""
-    return Storage(SQLiteEngine(str(path), "", busy_timeout=0.1), wait_limit)
+    storage = Storage(SQLiteEngine(str(path), "", busy_timeout=0.1), wait_limit)
+    return _storages.enter_context(contextlib.closing(storage))
 
 
 def started(path: Path) -> Storage:
@@ -32,6 +34,13 @@ def started(path: Path) -> Storage:
     storage = open_storage(path)
     storage.check_start()
     return storage
+
+
+@pytest.fixture(autouse=True)
+def _close_storages() -> Iterator[None]:
+    """No thread of a storage outlives its test."""
+    yield
+    _storages.close()
 
 
 @pytest.fixture
