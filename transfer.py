@@ -41,17 +41,17 @@ def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
                 raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
             batch[number] = parse_new_plant(line)
         except InvalidPlant as error:
+            load_batch(storage, batch, counts)  # so that lines are named in their order
             print(f"line {number}: {error}", file=sys.stderr)
             counts["invalid"] += 1
         if len(batch) == BATCH or len(line) > LINE_LIMIT / BATCH:
             load_batch(storage, batch, counts)
-            batch = {}
     load_batch(storage, batch, counts)
     return counts
 
 
 def load_batch(storage: Storage, batch: dict[int, Plant], counts: Counter[str]) -> None:
-    """Store the plants of some lines, and count what came of them."""
+    """Store and forget the plants of some lines, and count what came of them."""
     before = storage.inserted
     errors = storage.add_all(list(batch.values()))
     counts["new"] += storage.inserted - before
@@ -62,6 +62,7 @@ def load_batch(storage: Storage, batch: dict[int, Plant], counts: Counter[str]) 
         if error is not None:
             print(f"line {number}: {error}", file=sys.stderr)
             counts["conflicting"] += 1
+    batch.clear()
 
 
 def cut_lines(lines: BinaryIO) -> Iterator[bytes]:

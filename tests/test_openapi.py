@@ -5,7 +5,6 @@ tests/ci/ tries the same with a browser, a fuzzer and a generated client.
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -14,16 +13,9 @@ from webtest import TestApp
 from app import BODY_LIMIT, PAGE, STATIC, create_app, parse_origins
 from schemas import VALIDATORS, openapi
 from storage import Plant, StartRefused, Unavailable
-from tests.conftest import ROOT
-from tests.support.server import TOKEN
+from tests.support.server import ROOT, TOKEN
 
 ORIGIN = "https://garden.example"
-
-
-@pytest.fixture
-def url(database: Path) -> str:
-    """SQLite alone: what is tested here is not stored."""
-    return f"sqlite:///{database}"
 
 
 class Broken:
@@ -333,10 +325,14 @@ def test_a_page_of_another_origin_gets_nothing(storage, origin):
     assert cors(preflight) == cors(answer) == {}
 
 
-def test_only_storing_is_shared(storage):
-    """Other paths are none of a page's business."""
-    client = TestApp(create_app(storage, [TOKEN], ["*"]))
-    assert cors(client.get("/healthz", headers={"Origin": ORIGIN})) == {}
+def test_only_storing_and_its_description_are_shared(storage):
+    """A tool in a browser may read /openapi.json; other paths are none of a page's business."""
+    client = TestApp(create_app(storage, [TOKEN], [ORIGIN]))
+    answer = client.get("/openapi.json", headers={"Origin": ORIGIN})
+    assert cors(answer)["access-control-allow-origin"] == ORIGIN
+    assert answer.headers["Vary"] == "Origin"
+    for path in ("/", "/healthz"):
+        assert cors(client.get(path, headers={"Origin": ORIGIN})) == {}
 
 
 @pytest.mark.parametrize(

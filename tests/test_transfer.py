@@ -1,29 +1,39 @@
-"""`python storage.py dump` and `load`: plants move as JSON Lines and nothing changes on the way."""
+"""The commands dump and load: plants move as JSON Lines and nothing changes on the way."""
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from storage import LINE_LIMIT, Plant, Storage, Unavailable, load
-from tests.conftest import ROOT
-from tests.support.locks import turn_taken
-from tests.support.server import PATIENCE
+from storage import Plant, Storage, Unavailable
+from tests.support.locks import lock_held
+from tests.support.server import PATIENCE, ROOT
+from tests.support.users import open_folder, run_as_nobody
+from transfer import LINE_LIMIT, load, main
+
+COMMAND = [sys.executable, "transfer.py"]
 
 
-def run(command, url, given=b"", **options):
-    """Run storage.py; return its status, standard output and standard error."""
-    arguments = [sys.executable, "storage.py", command]
-    if url:
-        arguments.append(url)
-    done = subprocess.run(
-        arguments, input=given, capture_output=True, cwd=ROOT, timeout=PATIENCE, **options
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+@pytest.fixture
+def run(capsysbinary, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process; returns its status, standard output and standard error."""
+
+    def run(command: str, url: str | None, given: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        capsysbinary.readouterr()
+        status = main([command, url] if url else [command])
+        out, errors = capsysbinary.readouterr()
+        return status, out.decode(), errors.decode()
+
+    return run
 
 
 PLANTS = [
@@ -35,7 +45,7 @@ PLANTS = [
 ]
 
 
-def test_a_dump_loaded_elsewhere_gives_the_same_dump(storage, url, tmp_path):
+def test_a_dump_loaded_elsewhere_gives_the_same_dump(run, storage, url, tmp_path):
     """JSON Lines in the order of id, ids with every digit, tags only where there are some."""
     storage.add_all(PLANTS[::-1])
     status, dumped, errors = run("dump", url)
@@ -53,7 +63,7 @@ def test_a_dump_loaded_elsewhere_gives_the_same_dump(storage, url, tmp_path):
     assert (status, report) == (0, "0 new, 5 there already, 0 conflicting, 0 invalid\n")
 
 
-def test_a_load_can_be_repeated(storage, url):
+def test_a_load_can_be_repeated(run, storage, url):
     """What is there already is no error."""
     lines = b'{"id": 7, "name": "Monstera"}\n{"id": 8, "name": "Sequoia"}\n'
     assert run("load", url, lines)[1].startswith("2 new, 0 there already")
@@ -63,7 +73,7 @@ def test_a_load_can_be_repeated(storage, url):
     )
 
 
-def test_each_refused_line_is_named(storage, url, stored):
+def test_each_refused_line_is_named(run, storage, url, stored):
     """Conflicts and lines that are no plant have their number; the others are stored."""
     storage.add(Plant(7, "Monstera"))
     lines = [
@@ -93,7 +103,7 @@ def test_each_refused_line_is_named(storage, url, stored):
     ]
 
 
-def test_line_numbers_go_on_across_batches(url, stored):
+def test_line_numbers_go_on_across_batches(run, storage, url, stored):
     """A load is stored in many batches."""
     lines = [b'{"id": %d, "name": "n"}' % number for number in range(1, 1001)]
     lines[900] = b"{}"
@@ -103,50 +113,100 @@ def test_line_numbers_go_on_across_batches(url, stored):
     assert len(stored()) == 999
 
 
-def test_large_plants_are_stored_in_small_batches(storage):
+def test_large_plants_are_stored_in_small_batches(url):
     """What is sent at once has to come to its end within the time limit of a request."""
     sizes = []
-    add_all, storage.add_all = (
-        storage.add_all,
-        lambda plants: sizes.append(len(plants)) or add_all(plants),
-    )
-    name = "x" * (LINE_LIMIT // 4)
-    load(
-        storage,
-        io.BytesIO(b"".join(b'{"id": %d, "name": "%s"}\n' % (n, name.encode()) for n in range(9))),
-    )
-    assert max(sizes) == 4 and sum(sizes) == 9
+
+    class Observed(Storage):
+        def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
+            sizes.append(sum(len(plant.name) for plant in plants))
+            return super().add_all(plants)
+
+    names = [b"x" * length for length in (LINE_LIMIT // 2, 4000, 10) for _ in range(500)][490:]
+    lines = (b'{"id": %d, "name": "%s"}\n' % numbered for numbered in enumerate(names))
+    with contextlib.closing(Observed.from_url(url, wait_limit=PATIENCE)) as storage:
+        storage.check_start()
+        counts = load(storage, io.BytesIO(b"".join(lines)))
+    assert counts["new"] == len(names) and sum(sizes) == sum(map(len, names))
+    assert max(sizes) < 2 * LINE_LIMIT and len(sizes) < 20
 
 
-def test_the_url_comes_from_the_environment_too(storage, url):
+def test_the_url_comes_from_the_environment_too(run, storage, url, monkeypatch):
     """As the service's own does."""
     storage.add(Plant(7, "Monstera"))
-    environment = {**os.environ, "DATABASE_URL": url}
-    assert run("dump", None, env=environment) == (0, '{"id": 7, "name": "Monstera"}\n', "")
+    monkeypatch.setenv("DATABASE_URL", url)
+    assert run("dump", None) == (0, '{"id": 7, "name": "Monstera"}\n', "")
 
 
-@pytest.mark.parametrize("command", ["dump", "load"])
-def test_what_is_no_storage_is_refused_in_one_line(command, tmp_path):
+WRONG = ["", "plants.db", "sqlite:///", "sqlite:///a%00b", "sqlite:///{}", "sqlite:///{}/none/x.db",
+         "postgresql://u:100%@h/d"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [*itertools.product(["dump", "load"], WRONG), ("dump", "postgresql:///?host={}")],
+)
+def test_what_is_no_storage_is_refused_in_one_line(run, command, wrong, tmp_path, monkeypatch):
     """Exit status 1, and what is wrong, with no traceback."""
-    wrong = ["sqlite:///", "sqlite:///a%00b", f"sqlite:///{tmp_path}"]
-    for url in (*wrong, f"sqlite:///{tmp_path}/none/plants.db", f"postgresql:///?host={tmp_path}"):
-        status, out, errors = run(command, url, env={**os.environ, "DATABASE_URL": ""})
-        assert (status, out) == (1, "")
-        assert errors and "Traceback" not in errors
+    monkeypatch.setenv("DATABASE_URL", "")
+    status, out, errors = run(command, wrong.format(tmp_path))
+    assert (status, out) == (1, "")
+    assert errors.count("\n") == 1
 
 
-def test_a_dump_of_a_missing_file_makes_none(tmp_path):
-    """Reading is not writing."""
-    status, _, errors = run("dump", f"sqlite:///{tmp_path}/plants.db")
-    assert status == 1 and "no such file" in errors
+@pytest.mark.parametrize("name", ["plant.db", "none/plants.db"])
+def test_a_dump_of_a_missing_file_makes_none(run, tmp_path, name):
+    """A name that was mistyped is told in one line."""
+    status, out, errors = run("dump", f"sqlite:///{tmp_path}/{name}")
+    assert (status, out, errors) == (1, "", f"{tmp_path}/{name}: there is no such file\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_not_utf8_can_be_told(tmp_path):
+    """Standard error shows it escaped."""
+    dump = subprocess.run(
+        [*COMMAND, "dump", f"sqlite:///{tmp_path}/%ff.db"],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    assert (dump.returncode, dump.stdout) == (1, b"")
+    assert dump.stderr == f"{tmp_path}/\\udcff.db: there is no such file\n".encode()
+
+
+@pytest.mark.parametrize("service", ["runs", "has ended"])
+def test_a_dump_is_for_other_users_too(tmp_path, service):
+    """Who may only read gets all plants, or one line where SQLite itself can't read then."""
+
+    def dump() -> None:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            print(f"status {main(['dump', url])}", file=errors, flush=True)
+
+    with open_folder() as folder, contextlib.ExitStack() as files:
+        url = f"sqlite:///{folder}/plants.db"
+        with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
+            storage.check_start()
+            storage.add(Plant(7, "Monstera"))
+            if service == "has ended":
+                storage.close()
+            folder.chmod(0o555)  # a -shm file, which SQLite needs, can't be made there
+            out, errors = (files.enter_context((tmp_path / name).open("w+")) for name in "oe")
+            run_as_nobody(dump)
+            folder.chmod(0o777)
+        out.seek(0)
+        errors.seek(0)
+        dumped, said = out.read(), errors.read()
+    if service == "runs":
+        assert (dumped, said) == ('{"id": 7, "name": "Monstera"}\n', "status 0\n")
+    else:
+        assert re.fullmatch(r"/.*/plants\.db: .*\nstatus 1\n", dumped + said)
 
 
 def test_a_reader_that_goes_away_is_no_error_to_trace(storage, url):
     """dump | head."""
     storage.add_all([Plant(n, "x" * 10_000) for n in range(200)])
     dump = subprocess.Popen(
-        [sys.executable, "storage.py", "dump", url],
+        [*COMMAND, "dump", url],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -163,7 +223,7 @@ def test_what_cannot_be_written_is_said_in_one_line(storage, url):
     storage.add(Plant(7, "n"))
     with open("/dev/full", "wb") as full:
         dump = subprocess.run(
-            [sys.executable, "storage.py", "dump", url],
+            [*COMMAND, "dump", url],
             cwd=ROOT,
             stdout=full,
             stderr=subprocess.PIPE,
@@ -173,10 +233,13 @@ def test_what_cannot_be_written_is_said_in_one_line(storage, url):
     assert b"No space left" in dump.stderr and b"Traceback" not in dump.stderr
 
 
-def test_a_storage_that_stays_busy_ends_a_load(database, tmp_path):
+def test_a_lock_that_is_not_released_ends_a_load(database, tmp_path):
     """Loading the same lines again is safe."""
-    storage = Storage.from_url(f"sqlite:///{database}", wait_limit=0.1)
-    with turn_taken(tmp_path), pytest.raises(Unavailable, match="busy"):
+    with (
+        lock_held(tmp_path),
+        contextlib.closing(Storage.from_url(f"sqlite:///{database}", wait_limit=0.1)) as storage,
+        pytest.raises(Unavailable, match="hold the lock"),
+    ):
         load(storage, io.BytesIO(b'{"id": 7, "name": "n"}\n'))
 
 
@@ -185,7 +248,7 @@ def test_progress_is_shown_on_a_terminal_only(storage, url):
     storage.add(Plant(7, "n"))
     terminal, end = pty.openpty()
     dump = subprocess.run(
-        [sys.executable, "storage.py", "dump", url],
+        [*COMMAND, "dump", url],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=end,

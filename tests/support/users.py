@@ -1,0 +1,45 @@
+"""Another user than the one who runs the tests."""
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.server import PATIENCE
+
+NOBODY = 65534
+
+
+def run_as_nobody(function: Callable[[], object]) -> None:
+    """Run a function in a process that file permissions apply to, unlike root's.
+
+    Where the tests run as somebody else than root, that is who runs it.
+    """
+
+    def child() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        function()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(PATIENCE)
+    process.kill()
+    assert process.exitcode == 0
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can reach, which pytest's own can't."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    try:
+        yield folder
+    finally:
+        folder.chmod(0o777)
+        shutil.rmtree(folder)
