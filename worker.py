@@ -34,6 +34,7 @@ PARSE_STATUS = {
     errors.UnsupportedTransferCoding: 501,
 }
 SystemSocket = monkey.get_original("socket", "socket")
+DISCARD_LIMIT = 2**16  # bytes of a body that nobody reads
 CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
 
 
@@ -142,6 +143,7 @@ class Worker(GeventWorker):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
+        discard_body(req)
         sock.wait(self.cfg.keepalive)
         gevent.sleep(0)
 
@@ -195,6 +197,14 @@ def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
         if count > limit:
             raise errors.ParseException(f"it came in more than {limit} pieces")
         yield chunk
+
+
+def discard_body(req: Any) -> None:
+    """Read what the application left of a body; end the connection if it is long or broken."""
+    with contextlib.suppress(errors.ParseException):  # which would be a second answer
+        if len(req.body.read(DISCARD_LIMIT)) < DISCARD_LIMIT:
+            return
+    raise StopIteration
 
 
 class AccessLogger(glogging.Logger):
