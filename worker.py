@@ -94,7 +94,7 @@ class Connection:
             self.is_idle = False
             gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # not TLS's, which waits
             while self._sock.recv(2**16) and time.monotonic() < self.deadline:
-                pass
+                gevent.sleep(0)
         self._sock.close()
 
 
@@ -126,9 +126,8 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
-        if len(self.connections) >= CROWDED * self.worker_connections:
-            waiting = sorted(self.connections, key=attrgetter("is_cut", "since"))
-            waiting[0].cut()
+        if self.connections and len(self.connections) + 1 >= CROWDED * self.worker_connections:
+            min(self.connections, key=attrgetter("is_cut", "since")).cut()
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
