@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -109,6 +110,11 @@ class Worker(GeventWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
+
+    def init_process(self) -> None:
+        """Begin to serve; until then SIGTERM ends the process, where gunicorn would miss it."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        super().init_process()
 
     def run(self) -> None:
         """Serve until told to end, then also the connections that nobody had accepted yet."""
