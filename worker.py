@@ -137,7 +137,8 @@ class Worker(GeventWorker):
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
-            super().handle(listener, connection, addr)
+            # Not the listener, which may be closed by now: it is asked for its address only.
+            super().handle(client, connection, addr)
         finally:
             self.connections.discard(connection)
 
