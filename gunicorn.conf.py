@@ -51,8 +51,9 @@ def on_starting(server: Any) -> None:
     """
     if server.cfg.preload_app:
         sys.exit("--preload is not possible, leave it out: gevent has to come before the code")
-    if "asgi" in server.cfg.worker_class_str.lower():
-        sys.exit("--worker-class asgi is not possible, leave it out: this is a WSGI application")
+    name = server.cfg.worker_class_str
+    if re.search("asgi|pywsgi", name.lower()):
+        sys.exit(f"--worker-class {name} is not possible, leave it out: worker.Worker is for this")
     os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
     processes = multiprocessing.get_context("fork")
     results = processes.SimpleQueue()

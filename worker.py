@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ PARSE_STATUS = {
     errors.UnsupportedTransferCoding: 501,
 }
 SystemSocket = monkey.get_original("socket", "socket")
+DISCARD_LIMIT = 2**16  # bytes of a body that nobody reads
 CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
 
 
@@ -93,7 +95,7 @@ class Connection:
             self.is_idle = False
             gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # not TLS's, which waits
             while self._sock.recv(2**16) and time.monotonic() < self.deadline:
-                pass
+                gevent.sleep(0)
         self._sock.close()
 
 
@@ -108,6 +110,11 @@ class Worker(GeventWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
+
+    def init_process(self) -> None:
+        """Begin to serve; until then SIGTERM ends the process, where gunicorn would miss it."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        super().init_process()
 
     def run(self) -> None:
         """Serve until told to end, then also the connections that nobody had accepted yet."""
@@ -125,13 +132,13 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
-        if len(self.connections) >= CROWDED * self.worker_connections:
-            waiting = sorted(self.connections, key=attrgetter("is_cut", "since"))
-            waiting[0].cut()
+        if self.connections and len(self.connections) + 1 >= CROWDED * self.worker_connections:
+            min(self.connections, key=attrgetter("is_cut", "since")).cut()
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
-            super().handle(listener, connection, addr)
+            # Not the listener, which may be closed by now: it is asked for its address only.
+            super().handle(client, connection, addr)
         finally:
             self.connections.discard(connection)
 
@@ -142,6 +149,7 @@ class Worker(GeventWorker):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
+        discard_body(req)
         sock.wait(self.cfg.keepalive)
         gevent.sleep(0)
 
@@ -195,6 +203,14 @@ def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
         if count > limit:
             raise errors.ParseException(f"it came in more than {limit} pieces")
         yield chunk
+
+
+def discard_body(req: Any) -> None:
+    """Read what the application left of a body; end the connection if it is long or broken."""
+    with contextlib.suppress(errors.ParseException):  # which would be a second answer
+        if len(req.body.read(DISCARD_LIMIT)) < DISCARD_LIMIT:
+            return
+    raise StopIteration
 
 
 class AccessLogger(glogging.Logger):

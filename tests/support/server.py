@@ -10,16 +10,15 @@ import random
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
@@ -47,13 +46,14 @@ class Server:
         folder: Path,
         arguments: Sequence[str],
         command: list[str] | None,
-        environment: Mapping[str, str],
+        environment: Mapping[str, str | None],
         listener: socket.socket | None = None,
     ) -> None:
         """A `listener` is there before it and after it, so that no client is ever turned away."""
-        own = ("GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")
+        own = ("DATABASE_URL", "GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")
         kept = {name: value for name, value in os.environ.items() if name not in own}
         self.may_fail = False  # whether a traceback is what the test is about
+        self.url = environment["DATABASE_URL"]
         number = len(list(folder.glob("server*.out")))
         self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]
         descriptors = [listener.fileno()] if listener else []
@@ -86,7 +86,7 @@ class Server:
 
         def look() -> Any:
             assert self.process.poll() is None, self.err
-            return re.search(r"Listening at: http://[\d.]+:(\d+)", self.err)
+            return re.search(r"Listening at: https?://[\d.]+:(\d+)", self.err)
 
         return int(wait_until(look)[1])
 
@@ -129,6 +129,13 @@ class Server:
         status, _, answer = self.request("POST", "/plants", json.dumps(plant), headers)
         return status, answer
 
+    def stored(self, number: int) -> tuple[int, str, str | None] | None:
+        """The row of a plant in the SQLite file, read past the service; None if there is none."""
+        path = self.url.removeprefix("sqlite:///")
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+            select = "SELECT id, name, tag FROM plants WHERE id = ?"
+            return file.execute(select, [number]).fetchone()
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the master."""
         os.kill(self.process.pid, number)
@@ -142,6 +149,18 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def running(folder: Path, *arguments: str, **environment: str | None) -> Iterator[Server]:
+    """A server for several tests, whose SQLite file is in `folder`."""
+    settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{folder}/plants.db"}
+    server = Server(ROOT, folder, arguments, None, {**settings, **environment})
+    try:
+        yield server
+    finally:
+        server.kill()
+    assert "Traceback" not in server.err, server.err
 
 
 class Writers:
@@ -234,21 +253,6 @@ def change(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def settings_with(folder: Path, data_timeout: float = 5.0, **limits: float) -> str:
-    """The option for a gunicorn.conf.py in which some limits are others.
-
-    `data_timeout` is how long gunicorn lets a thread wait for the first byte of a connection.
-    """
-    settings = (ROOT / "gunicorn.conf.py").read_text()
-    settings += "\nimport gunicorn.workers.gthread\n"
-    settings += f"gunicorn.workers.gthread.DEFAULT_WORKER_DATA_TIMEOUT = {data_timeout}\n"
-    for name, value in limits.items():
-        settings, count = re.subn(rf"(?m)^{name} = [\d.]+", f"{name} = {value}", settings)
-        assert count == 1
-    (folder / "changed.conf.py").write_text(settings)
-    return f"--config={folder}/changed.conf.py"
-
-
 def receive(connection: socket.socket) -> bytes:
     """All that comes until the other side has ended."""
     return b"".join(iter(lambda: connection.recv(2**16), b""))
@@ -263,9 +267,7 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """What a process uses now; skips the test where the system does not tell."""
-    if not Path("/proc/self/smaps_rollup").exists():
-        pytest.skip("this system has no /proc/PID/smaps_rollup")
+    """What a process uses now, as Linux tells it."""
     process = Path(f"/proc/{pid}")
     memory = re.search(r"(?m)^Pss: +(\d+) kB", (process / "smaps_rollup").read_text())[1]
     threads, descriptors = (len(list((process / name).iterdir())) for name in ("task", "fd"))

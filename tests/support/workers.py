@@ -1,0 +1,73 @@
+"""Classes for gunicorn's --worker-class and --logger-class: with other limits, or with faults."""
+
+from typing import Any, NoReturn
+
+from worker import AccessLogger, Worker
+
+
+class Short(Worker):
+    """Has limits that a test can wait for."""
+
+    request_limit = 0.5
+    linger_limit = 0.3
+    exit_delay = 0.1
+
+
+class Patient(Worker):
+    """Has limits that no test waits for."""
+
+    request_limit = 600.0
+    linger_limit = 600.0
+
+
+class Late(Worker):
+    """Goes on for long after SIGTERM, as where the master is the last to get it."""
+
+    exit_delay = 4.0
+
+
+def fail(*_: object, **__: object) -> NoReturn:
+    """Fail as code with a bug does."""
+    raise RuntimeError("a fault made by a test")
+
+
+class FailingHandle(Worker):
+    """Fails when it is to serve a connection."""
+
+    handle = fail
+
+
+class FailingTimeout(Worker):
+    """Fails before it reads a request."""
+
+    timeout_ctx = fail
+
+
+class FailingRequest(Worker):
+    """Fails when it is to answer a request."""
+
+    handle_request = fail
+
+
+class FailingError(Worker):
+    """Fails when it is to answer what is not HTTP."""
+
+    handle_error = fail
+
+
+class FailingNotify(Worker):
+    """Fails once it has answered a request, where it tells the master that it is alive."""
+
+    def notify(self) -> None:
+        """Tell the master, or fail."""
+        super().notify()
+        if self.nr:
+            fail()
+
+
+class FailingLogger(AccessLogger):
+    """Fails when it is to write a line of the access log."""
+
+    def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
+        """Write nothing."""
+        fail()
