@@ -11,7 +11,7 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.conftest import ROWS
-from tests.support.postgresql import PostgreSQL
+from tests.support.postgresql import PostgreSQL, running_postgresql
 from tests.support.server import ROOT
 
 
@@ -21,20 +21,10 @@ def hypothesis_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
 
 
-@contextlib.contextmanager
-def running_postgresql() -> Iterator[PostgreSQL]:
-    """A PostgreSQL server that does not sync."""
-    server = PostgreSQL("fsync=off")
-    try:
-        yield server
-    finally:
-        server.remove()
-
-
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     """A PostgreSQL server for all tests."""
-    with running_postgresql() as server:
+    with running_postgresql("fsync=off") as server:
         yield server
 
 

@@ -1,86 +1,109 @@
-"""The storage on a PostgreSQL server that goes away, hangs, is not ours or does not wait for disks.
+"""The storage on PostgreSQL: servers that go away or hang, locks, rights, tables of another shape.
 
-What every engine does is in tests/test_storage.py; fail-over is in tests/ci/test_failover.py.
+What every engine does is in test_on_postgresql.py, fail-over to a standby in test_failover.py.
 """
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
-from storage import CANCEL_LIMIT, Plant, StartRefused, Storage, Unavailable
-from tests.conftest import ROOT, running_postgresql
-from tests.support.postgresql import PostgreSQL
-from tests.support.server import PATIENCE, TOKEN, wait_until
+from postgresql import CANCEL_LIMIT, LostConnection
+from storage import Plant, RowLocked, StartRefused, Storage, Unavailable
+from tests.support.postgresql import PostgreSQL, running_postgresql
+from tests.support.server import PATIENCE, ROOT, TOKEN, wait_until
 
-SOON = 2 * (CANCEL_LIMIT + 1)  # seconds; a wait limit that leaves the engine one
+SOON = 2 * (CANCEL_LIMIT + 1)  # seconds; a wait limit that leaves the engine one second
 MONSTERA = Plant(7, "Monstera")
+RIGHTS = "SELECT, INSERT, UPDATE"
 
 
 @pytest.fixture
-def url(postgresql: PostgreSQL) -> str:
-    """PostgreSQL alone."""
-    return postgresql.new_schema()
+def url(postgresql_url: str) -> str:
+    """PostgreSQL in the place of SQLite."""
+    return postgresql_url
+
+
+@pytest.fixture
+def stored(postgresql_stored):
+    """Reads the rows of the table there."""
+    return postgresql_stored
 
 
 @pytest.fixture
 def connection(url: str) -> Iterator[psycopg.Connection]:
-    """A connection of somebody else."""
-    with psycopg.connect(url, autocommit=True) as connection:
+    """A connection of another program."""
+    other = f"{url}&application_name=other"
+    with psycopg.connect(other, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
-def hasty(url: str, storage: Storage) -> Iterator[Storage]:
-    """A storage that gives up soon."""
-    hasty = Storage.from_url(url, wait_limit=SOON)
-    yield hasty
-    hasty.close()
+def schema(connection: psycopg.Connection) -> str:
+    """The name of the schema that the test has for itself, which its connections have too."""
+    return connection.execute("SELECT current_schema()").fetchone()[0]
 
 
 @pytest.fixture
 def own_server() -> Iterator[PostgreSQL]:
     """A server that a test may stop, or set up otherwise."""
-    with running_postgresql() as server:
+    with running_postgresql("fsync=off") as server:
         yield server
 
 
-def check_start(url: str) -> None:
-    """Start a storage as the service does, and end it."""
-    with contextlib.closing(Storage.from_url(url)) as storage:
-        storage.check_start()
+@pytest.fixture
+def start() -> Iterator[Callable[..., Storage]]:
+    """Starts storages as the service does, and closes them in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(url: str, **options: float) -> Storage:
+            storage = stack.enter_context(contextlib.closing(Storage.from_url(url, **options)))
+            storage.check_start()
+            return storage
+
+        yield start
 
 
-def backends(connection: psycopg.Connection, state: str) -> list[int]:
-    """The process ids of the server's processes for the service that are in that state."""
-    found = connection.execute(
-        "SELECT pid FROM pg_stat_activity WHERE application_name = 'plants' AND query <> '' "
-        f"AND datname = current_database() AND {state}"
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Runs what waits."""
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def sessions(connection: psycopg.Connection, schema: str) -> Callable[..., list[int]]:
+    """Finds the server's processes for the service, all or those that wait for something."""
+
+    def find(event: str | None = None) -> list[int]:
+        query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+        values = [schema]
+        if event:
+            query, values = f"{query} AND %s IN (wait_event_type, wait_event)", [schema, event]
+        return [row[0] for row in connection.execute(query, values)]
+
+    return find
+
+
+def before_insert(connection: psycopg.Connection, statements: str) -> None:
+    """Let the server run statements for each plant, NEW, before it is inserted."""
+    connection.execute(
+        "CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN {statements} RETURN NEW; END $$"
     )
-    return [row[0] for row in found]
+    connection.execute(
+        "CREATE TRIGGER acts BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION act()"
+    )
 
 
-def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """Start a call; return its thread and, once there is one, its result or exception."""
-    outcome: list[object] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, outcome
-
-
-# what stops the start
+# What stops the start.
 
 
 @pytest.mark.parametrize(
@@ -97,95 +120,65 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
         "VIEW plants AS SELECT 1::bigint AS id, ''::text AS name, ''::text AS tag",
     ],
 )
-def test_a_table_of_another_shape_is_refused(url, connection, table):
-    """Nothing is stored into what somebody else made for something else."""
+def test_a_table_of_another_shape_is_refused(start, url, connection, table):
+    """A table that was made for something else, or would lose plants, is not used."""
     connection.execute(f"CREATE {table}")
     with pytest.raises(StartRefused, match=r"another shape|matching the ON CONFLICT"):
-        check_start(url)
+        start(url)
 
 
-def test_a_database_that_cannot_hold_any_text_is_refused(postgresql):
-    """It must be UTF-8."""
+def test_a_database_that_cannot_hold_any_text_is_refused(start, postgresql):
+    """A database in another encoding than UTF-8 is not used."""
     postgresql.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     with pytest.raises(StartRefused, match="in LATIN1, not UTF8"):
-        check_start(postgresql.url("latin"))
+        start(postgresql.url("latin"))
 
 
 @pytest.mark.parametrize("rights", ["", "SELECT", "SELECT, INSERT", "INSERT, UPDATE"])
-def test_missing_rights_are_refused(storage, url, connection, rights):
-    """All that the service ever needs is tried at the start."""
-    schema = connection.execute("SELECT current_schema()").fetchone()[0]
-    role = f"{schema}_{rights.replace(', ', '_').lower()}"
-    connection.execute(f"CREATE ROLE {role} LOGIN")
-    connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+def test_missing_rights_are_refused(start, storage, url, connection, schema, rights):
+    """The start tries all that the service will ever need, and names the rights for it."""
+    role = f"{schema}_role"
+    connection.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
     if rights:
         connection.execute(f"GRANT {rights} ON plants TO {role}")
-    poor = Storage.from_url(url.replace("user=postgres", f"user={role}"))
-    with pytest.raises(StartRefused, match="permission denied for table plants; the role needs"):
-        poor.check_start()
-    connection.execute(f"GRANT SELECT, INSERT, UPDATE ON plants TO {role}")
-    poor.check_start()
-    poor.close()
+    as_role = url.replace("user=postgres", f"user={role}")
+    with pytest.raises(StartRefused, match="permission denied for table.*the role needs"):
+        start(as_role)
+    connection.execute(f"GRANT {RIGHTS} ON plants TO {role}")
+    start(as_role).add(MONSTERA)
 
 
-def test_no_right_to_create_the_table_is_refused(url, connection):
-    """The line says what is missing."""
-    schema = connection.execute("SELECT current_schema()").fetchone()[0]
-    connection.execute(f"CREATE ROLE {schema}_guest LOGIN")
-    connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}_guest")
+def test_no_right_to_create_the_table_is_refused(start, url, connection, schema):
+    """Where there is no table, a role that may not make one is told so."""
+    connection.execute(
+        f"CREATE ROLE {schema}_guest LOGIN; GRANT USAGE ON SCHEMA {schema} TO {schema}_guest"
+    )
     with pytest.raises(StartRefused, match="permission denied for schema"):
-        check_start(url.replace("user=postgres", f"user={schema}_guest"))
+        start(url.replace("user=postgres", f"user={schema}_guest"))
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_one_of_several_servers_that_refuses_does_not_stop_the_start(url, tmp_path, order):
-    """The other one may only be away for a while."""
+def test_one_of_several_servers_that_refuses_does_not_stop_the_start(start, url, tmp_path, order):
+    """The other server may only be away for a while."""
     folder = url.partition("host=")[2].partition("&")[0]
     hosts = [folder, str(tmp_path)]
     several = url.replace(f"host={folder}", f"host={hosts[order]},{hosts[1 - order]}")
-    storage = Storage.from_url(several.replace("user=postgres", "user=nobody"), wait_limit=SOON)
-    storage.check_start()
-    storage.close()
+    start(several.replace("user=postgres", "user=nobody"), wait_limit=SOON)
 
 
-def test_no_part_of_a_password_is_told(caplog):
-    """One whose special characters are not encoded is taken for a part of something else."""
-    for url in (
-        "postgresql://u:p@SECRET@h/d",
-        "postgresql://u:p/SECRET@h/d",
-        "postgresql://u:SECRET%@h/d",
-    ):
-        with pytest.raises(StartRefused, match="percent-encoded") as refusal:
-            Storage.from_url(url)
-        assert "SECRET" not in str(refusal.value) + caplog.text
+@pytest.mark.parametrize("secret", ["p@SECRET", "p/SECRET", "SECRET%"])
+def test_no_part_of_a_password_is_told(caplog, secret):
+    """A password that is not percent-encoded can be taken for another part of the URL."""
+    with pytest.raises(StartRefused, match="percent-encoded") as refusal:
+        Storage.from_url(f"postgresql://u:{secret}@h/d")
+    assert "SECRET" not in str(refusal.value) + caplog.text
 
 
-def test_a_host_that_no_name_server_can_know_is_refused():
-    """An empty or too long part of a name."""
-    for host in ("a..b", "a" * 64 + ".example"):
-        with pytest.raises(StartRefused, match="no host can have this name"):
-            check_start(f"postgresql://{host}/d")
-
-
-def test_what_a_constraint_of_the_operators_refuses_is_in_no_log(storage, connection):
-    """PostgreSQL's own message has the row."""
-    connection.execute("ALTER TABLE plants ADD CHECK (name <> 'secret')")
-    with pytest.raises(ValueError, match="violates check constraint") as refusal:
-        storage.add(Plant(7, "secret"))
-    assert "secret" not in str(refusal.value)
-    assert refusal.value.__cause__ is None and refusal.value.__suppress_context__
-
-
-def test_a_table_that_is_changed_under_the_service_is_looked_at_again(storage, connection):
-    """What was prepared for the old one fails, and is no reason to fail for ever."""
-    for number in range(10):
-        storage.add(Plant(number, "n"))
-        storage.add(Plant(number, "n"))
-    connection.execute("ALTER TABLE plants ALTER tag TYPE varchar(10)")
-    with pytest.raises(Unavailable, match="another shape"):
-        storage.add(Plant(0, "n"))
-    connection.execute("ALTER TABLE plants ALTER tag TYPE text")
-    storage.add(Plant(0, "n"))
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
+def test_a_host_that_no_name_server_can_know_is_refused(start, host):
+    """A part of a host's name has 1 to 63 characters."""
+    with pytest.raises(StartRefused, match="no host can have this name"):
+        start(f"postgresql://{host}/d")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +192,7 @@ def test_a_table_that_is_changed_under_the_service_is_looked_at_again(storage, c
     ids=["role", "database", "sslmode", "connect_timeout"],
 )
 def test_a_wrong_url_stops_the_start_in_one_line(serve, url, change, words):
-    """As a wrong setting of any kind does."""
+    """The service does not start where waiting would not help."""
     server = serve(DATABASE_URL=url.replace(*change))
     assert server.wait() != 0
     said = [line for line in server.err.splitlines() if not line.startswith("[")]
@@ -207,18 +200,15 @@ def test_a_wrong_url_stops_the_start_in_one_line(serve, url, change, words):
     assert "Booting worker" not in server.err
 
 
-# a server that is away
+# A server that is away, or does not answer.
 
 
 def test_a_server_that_is_away_at_the_start_is_waited_for(serve, own_server):
-    """The service starts, says 503, and makes the table and serves as soon as there is a server."""
+    """The service says 503 until the server is there, then makes the table and serves."""
     own_server.stop()
-    server = serve(DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
+    server = serve("app:get_app(wait_limit=4)", DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
     assert server.request("GET", "/openapi.json")[0] == 200
-    assert (
-        "starting with 503 for all plants until this has passed: PostgreSQL: connection"
-        in server.err
-    )
+    assert "starting with 503 for all plants until this has passed: PostgreSQL: conn" in server.err
     status, headers, _ = server.request("GET", "/healthz")
     assert (status, headers["retry-after"]) == (503, "1")
     own_server.start()
@@ -227,173 +217,277 @@ def test_a_server_that_is_away_at_the_start_is_waited_for(serve, own_server):
     assert own_server.execute("SELECT * FROM plants") == [(7, "Monstera", None)]
 
 
-def test_a_server_that_was_restarted_is_used_again(own_server, caplog):
-    """A request that comes meanwhile is answered when the server is back; the log has a line."""
-    storage = Storage.from_url(own_server.url(), wait_limit=PATIENCE)
-    storage.check_start()
-    for crash in (own_server.stop, own_server.kill):
-        crash()
-        thread, outcome = in_thread(lambda: storage.add(MONSTERA))
-        wait_until(lambda: "connecting again" in caplog.text)
-        own_server.start()
-        thread.join(PATIENCE)
-        assert outcome == [None]
-        assert caplog.text.count("connecting again") == caplog.text.count("connected again") == 1
-        caplog.clear()
+@pytest.mark.parametrize("end", [PostgreSQL.stop, PostgreSQL.kill])
+def test_a_restart_of_the_server_is_waited_for(start, own_server, pool, caplog, end):
+    """A plant that comes meanwhile is stored when the server is back."""
+    storage = start(own_server.url(), wait_limit=PATIENCE)
+    end(own_server)
+    adding = pool.submit(storage.add, MONSTERA)
+    wait_until(lambda: "connecting again" in caplog.text)
+    own_server.start()
+    adding.result(PATIENCE)
     assert list(storage.rows()) == [MONSTERA]
-    storage.close()
 
 
-def test_while_the_server_is_known_to_be_away_all_fails_at_once(own_server):
-    """Nothing waits but the thread that connects, and that brings the storage back by itself."""
-    storage = Storage.from_url(own_server.url(), wait_limit=SOON)
-    storage.check_start()
+def test_while_the_server_is_known_to_be_away_all_fails_at_once(start, own_server):
+    """Only the first plant waits; the storage works again by itself when the server is back."""
+    storage = start(own_server.url(), wait_limit=SOON + 2)
     own_server.stop()
-    with pytest.raises(Unavailable, match="PostgreSQL: "):
-        storage.add(MONSTERA)
-    link = storage._engine._link
-    submit, link._thread.submit = link._thread.submit, None  # what waits would need it
-    for _ in range(3):
+    took = []
+    for _ in range(6):
+        begin = time.monotonic()
         with pytest.raises(Unavailable, match="PostgreSQL: "):
             storage.add(MONSTERA)
+        took.append(time.monotonic() - begin)
+    assert sum(took[1:]) < took[0]
     own_server.start()
-    wait_until(link._work.done)
-    link._thread.submit = submit
+
+    def is_back() -> bool:
+        with contextlib.suppress(Unavailable):
+            storage.check()
+            return True
+        return False
+
+    wait_until(is_back)
     storage.add(MONSTERA)
-    storage.close()
 
 
-def test_a_storage_that_is_closed_stops_connecting(own_server):
-    """Its thread has nothing to do any more."""
-    storage = Storage.from_url(own_server.url(), wait_limit=SOON)
-    storage.check_start()
-    own_server.stop()
-    with pytest.raises(Unavailable):
-        storage.add(MONSTERA)
-    storage.close()
-    wait_until(storage._engine._link._work.done)
-    own_server.start()
-    storage.add(MONSTERA)
-    storage.close()
+def test_a_storage_that_is_closed_stops_connecting():
+    """Nothing goes on in a process that is done with it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        storage = Storage.from_url(f"postgresql://127.0.0.1:{port}/plants", wait_limit=SOON)
+        server.settimeout(PATIENCE)
+
+        def refuse() -> None:
+            server.accept()[0].close()
+
+        with ThreadPoolExecutor() as pool:
+            adding = pool.submit(storage.add, MONSTERA)
+            for _ in range(3):
+                refuse()
+            storage.close()
+            server.settimeout(1)
+            with pytest.raises(TimeoutError):
+                while True:
+                    refuse()
+            assert isinstance(adding.exception(PATIENCE), Unavailable)
 
 
-def test_a_server_that_accepts_and_never_answers_is_given_up():
-    """Within the limit, in adding as in a look at the storage."""
+def test_a_server_that_accepts_and_never_answers_is_given_up(start):
+    """Neither a plant nor a health check waits for it longer than its limit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        storage = Storage.from_url(f"postgresql://127.0.0.1:{port}/plants", wait_limit=SOON)
+        storage = start(f"postgresql://127.0.0.1:{port}/plants", wait_limit=SOON)
         for look in (lambda: storage.add(MONSTERA), storage.check):
             with pytest.raises(Unavailable, match="PostgreSQL: "):
                 look()
-        storage.close()
-    wait_until(storage._engine._link._work.done)
 
 
-def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(hasty, connection):
-    """A lock of somebody else's: nothing of ours goes on to wait for it there."""
-    with connection.transaction():
-        connection.execute("LOCK TABLE plants")
-        for _ in range(3):
-            with pytest.raises(Unavailable, match="no answer"):
-                hasty.add(MONSTERA)
-            wait_until(hasty._engine._link._work.done)
-            assert not wait_until(lambda: [backends(connection, "wait_event_type = 'Lock'")])[0]
-    hasty.add(MONSTERA)
-    assert list(hasty.rows()) == [MONSTERA]
+def test_health_is_told_in_time_while_the_server_hangs(serve, own_server, pool):
+    """/healthz answers within two seconds, while a plant waits longer for the server."""
+    server = serve(DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
+    assert server.post({"id": 1, "name": "n"})[0] == 200
+    own_server.signal("SIGSTOP")
+    posting = pool.submit(server.post, {"id": 7, "name": "Monstera"})
+
+    def look(_: int) -> tuple[int, float]:
+        begin = time.monotonic()
+        status, _, _ = server.request("GET", "/healthz")
+        return status, time.monotonic() - begin
+
+    looks = list(pool.map(look, range(3)))
+    assert not posting.done()
+    assert {status for status, _ in looks} == {503}
+    assert min(took for _, took in looks) < 2
+    assert posting.result(PATIENCE)[0] == 503
+    own_server.signal("SIGCONT")
+    wait_until(lambda: server.post({"id": 7, "name": "Monstera"})[0] == 200)
 
 
-# connections that are lost
-
-
-def test_a_lost_connection_is_made_again_unnoticed(storage, connection, stored):
-    """Between two requests, as when a router or an idle timeout ends it."""
+def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(
+    start, url, connection, sessions, stored
+):
+    """A request gives up after its limit, and leaves nothing at work on the server."""
+    storage = start(url, wait_limit=SOON)
+    before_insert(connection, "PERFORM pg_sleep(60);")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="canceling statement"):
+            storage.add(MONSTERA)
+        assert sessions("PgSleep") == []
+    connection.execute("DROP TRIGGER acts ON plants")
     storage.add(MONSTERA)
-    pid = storage._engine._link._connection.info.backend_pid
-    assert connection.execute("SELECT pg_terminate_backend(%s, 9000)", [pid]).fetchone() == (True,)
+    assert stored() == [MONSTERA]
+
+
+def test_other_requests_go_on_during_a_slow_statement(serve, storage, connection, sessions, pool):
+    """A worker answers other clients while a plant waits for the server."""
+    before_insert(connection, "PERFORM pg_sleep(2);")
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.port
+    posting = pool.submit(server.post, {"id": 7, "name": "Monstera"})
+    wait_until(lambda: sessions("PgSleep"))
+    assert server.request("GET", "/openapi.json")[0] == 200
+    assert not posting.done()
+    assert posting.result(PATIENCE)[0] == 200
+
+
+# Locks of other programs.
+
+
+@pytest.mark.parametrize("rows", ["SELECT * FROM plants LIMIT 1", "SELECT * FROM plants"])
+def test_health_checks_wait_for_no_row_lock(storage, connection, pool, rows):
+    """While another program holds the first row or all rows, plants are stored all the same."""
+    storage.add_all([Plant(number, "n") for number in range(10)])
+    with connection.transaction():
+        connection.execute(f"{rows} FOR UPDATE")
+        # One that waited would fail with RowLocked, and what waits with it.
+        checks = [pool.submit(storage.check) for _ in range(5)]
+        for number in range(10, 20):
+            storage.add(Plant(number, "n"))
+            checks.append(pool.submit(storage.check))
+        for check in checks:
+            check.result(PATIENCE)
+    assert len(list(storage.rows())) == 20
+
+
+def test_a_plant_whose_row_is_locked_fails_alone(storage, connection, sessions, pool):
+    """The others of its batch are stored, and so is it once the lock is released."""
+    storage.add_all([MONSTERA, Plant(8, "n")])
+    with connection.transaction():
+        connection.execute("SELECT * FROM plants WHERE id = 7 FOR UPDATE")
+        first = pool.submit(storage.add, MONSTERA)
+        wait_until(lambda: sessions("Lock"))  # all that comes meanwhile is the next batch
+        batch = [Plant(6, "n"), MONSTERA, Plant(8, "n"), Plant(8, "other"), Plant(9, "n")]
+        outcomes = storage.add_all(batch)
+        assert [type(outcome).__name__ for outcome in outcomes] == [
+            "NoneType", "RowLocked", "NoneType", "Conflict", "NoneType",
+        ]  # fmt: skip
+        with pytest.raises(RowLocked, match="lock timeout"):
+            first.result(PATIENCE)
+    storage.add(MONSTERA)
+    assert [plant.id for plant in storage.rows()] == [6, 7, 8, 9]
+
+
+# Connections that are lost, and other failures of the server.
+
+
+def test_a_lost_connection_is_made_again_unnoticed(storage, connection, sessions, stored):
+    """A router or the server may end a connection between two requests."""
+    storage.add(MONSTERA)
+    (old,) = sessions()
+    assert connection.execute("SELECT pg_terminate_backend(%s, 9000)", [old]).fetchone() == (True,)
     storage.add(Plant(8, "n"))
     assert len(stored()) == 2
-    assert storage._engine._link._connection.info.backend_pid != pid
+    assert old not in sessions()
 
 
-def test_a_batch_is_sent_again_where_the_connection_is_lost_under_it(storage, connection, stored):
-    """What became of it before is unknown, and does not matter."""
-    storage.add(Plant(1, "n"))
-    with connection.transaction():
-        connection.execute("LOCK TABLE plants")
-        thread, outcome = in_thread(lambda: storage.add(MONSTERA))
-        (pid,) = wait_until(lambda: backends(connection, "wait_event_type = 'Lock'"))
-        connection.execute("SELECT pg_terminate_backend(%s)", [pid])
-    thread.join(PATIENCE)
-    assert outcome == [None]
-    assert (7, "Monstera", None) in stored()
+def test_a_batch_is_sent_again_where_the_connection_is_lost_under_it(
+    storage, connection, sessions, pool, stored
+):
+    """What became of it is unknown, and does not matter: storing it again is safe."""
+    connection.execute("CREATE SEQUENCE tries")
+    before_insert(connection, "IF nextval('tries') = 1 THEN PERFORM pg_sleep(60); END IF;")
+    adding = pool.submit(storage.add, MONSTERA)
+    (pid,) = wait_until(lambda: sessions("PgSleep"))
+    connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+    adding.result(PATIENCE)
+    assert stored() == [MONSTERA]
 
 
 @pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
 @pytest.mark.parametrize("already", [False, True], ids=["new", "there already"])
-def test_what_is_not_on_the_standby_is_not_answered_for(own_server, how, already):
-    """A commit that stopped waiting for the standby is a success to PostgreSQL, and not to us.
+def test_what_is_not_on_the_standby_is_not_answered_for(start, own_server, pool, how, already):
+    """A commit that stopped waiting for the standby is a success to PostgreSQL, but not to us.
 
     Nor is a plant that is there already: it may be here alone, and would go with this server.
     """
-    url = own_server.url()
-    quiet = f"{url}&options=-cclient_min_messages%3Derror"  # it would not say that it gave up
-    storage = Storage.from_url(quiet, wait_limit=2 * PATIENCE)
-    storage.check_start()
+    quiet = f"{own_server.url()}&options=-cclient_min_messages%3Derror"  # would hide the warning
+    storage = start(quiet, wait_limit=2 * PATIENCE)
     if already:
         storage.add(MONSTERA)
-    own_server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-    own_server.execute("SELECT pg_reload_conf()")
-    with psycopg.connect(url, autocommit=True) as connection:
-        wait_until(lambda: "nobody" in own_server.execute("SHOW synchronous_standby_names")[0])
-        thread, outcome = in_thread(lambda: storage.add(MONSTERA))
-        for _ in range(3):
-            (pid,) = wait_until(lambda: backends(connection, "wait_event = 'SyncRep'"))
-            connection.execute(f"SELECT {how}(%s)", [pid])
-            wait_until(lambda pid=pid: pid not in backends(connection, "wait_event = 'SyncRep'"))
-        assert wait_until(lambda: backends(connection, "wait_event = 'SyncRep'"))
-        assert outcome == []
-        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        connection.execute("SELECT pg_reload_conf()")
-    thread.join(PATIENCE)
-    assert outcome == [None]
+
+    def wait_for_standbys(setting: str) -> None:
+        own_server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{setting}'")
+        own_server.execute("SELECT pg_reload_conf()")
+
+    def waiting() -> list[int]:
+        query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        return [pid for (pid,) in own_server.execute(query)]
+
+    wait_for_standbys("nobody")
+    wait_until(lambda: own_server.execute("SHOW synchronous_standby_names") == [("nobody",)])
+    adding = pool.submit(storage.add, MONSTERA)
+    for _ in range(3):
+        (pid,) = wait_until(waiting)
+        own_server.execute(f"SELECT {how}({pid})")
+        wait_until(lambda pid=pid: pid not in waiting())
+    wait_until(waiting)
+    assert not adding.done()
+    wait_for_standbys("")
+    adding.result(PATIENCE)
     assert list(storage.rows()) == [MONSTERA]
-    storage.close()
-
-
-def before_insert(connection: psycopg.Connection, statements: str) -> None:
-    """Let the server run statements for each plant before it is inserted."""
-    connection.execute(
-        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN {statements} RETURN NEW; END $$"
-    )
-    connection.execute(
-        "CREATE TRIGGER fails BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()"
-    )
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_conflicts_of_transactions_are_tried_again(storage, connection, stored, code):
-    """Serialization failures and deadlocks."""
+    """A serialization failure or a deadlock is no reason to refuse a plant."""
     connection.execute("CREATE SEQUENCE tries")
-    before_insert(
-        connection,
-        f"IF nextval('tries') < 3 THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;",
-    )
+    failure = f"RAISE EXCEPTION USING ERRCODE = '{code}';"
+    before_insert(connection, f"IF nextval('tries') < 3 THEN {failure} END IF;")
     storage.add(MONSTERA)
     assert stored() == [MONSTERA]
     assert connection.execute("SELECT last_value FROM tries").fetchone() == (3,)
 
 
 def test_what_the_server_can_not_do_now_is_unavailable_at_once(storage, connection):
-    """As where its disk is full (53100): trying again is for the client."""
+    """Where its disk is full (53100), the client is told to try again."""
     before_insert(connection, "RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100';")
-    with pytest.raises(Unavailable, match="could not extend file"):
+    with pytest.raises(Unavailable, match="could not extend file") as failure:
         storage.add(MONSTERA)
-    connection.execute("DROP TRIGGER fails ON plants")
+    assert not isinstance(failure.value, LostConnection)
+    connection.execute("DROP TRIGGER acts ON plants")
     storage.add(MONSTERA)
 
 
-# the connection
+def test_what_a_constraint_of_the_operators_refuses_is_in_no_log(storage, connection):
+    """PostgreSQL's own message has the row, ours has not."""
+    connection.execute("ALTER TABLE plants ADD CHECK (name <> 'secret')")
+    with pytest.raises(ValueError, match="violates check constraint") as refusal:
+        storage.add(Plant(7, "secret"))
+    assert "secret" not in str(refusal.value)
+    assert refusal.value.__cause__ is None and refusal.value.__suppress_context__
+
+
+def test_a_table_that_is_changed_under_the_service_is_looked_at_again(storage, connection):
+    """Prepared statements fail after a change of the table, but not for ever."""
+    for number in range(10):
+        storage.add(Plant(number, "n"))
+        storage.add(Plant(number, "n"))
+    connection.execute("ALTER TABLE plants ALTER tag TYPE varchar(10)")
+    with pytest.raises(Unavailable, match="another shape"):
+        storage.add(Plant(0, "n"))
+    connection.execute("ALTER TABLE plants ALTER tag TYPE text")
+    storage.add(Plant(0, "n"))
+
+
+def test_a_table_that_is_gone_is_not_made_again_by_a_running_service(url, storage, connection):
+    """It may be on its way back; only a start makes a new one."""
+    storage.add(MONSTERA)
+    identity = storage.check_start()
+    connection.execute("ALTER TABLE plants RENAME TO elsewhere")
+    with contextlib.closing(Storage.from_url(url, identity)) as worker:
+        for each in (storage, worker):
+            with pytest.raises(Unavailable, match=r"plants.* does not exist|no table plants"):
+                each.add(MONSTERA)
+        with pytest.raises(Unavailable, match='"plants" does not exist'):
+            list(worker.rows())
+        connection.execute("ALTER TABLE elsewhere RENAME TO plants")
+        for each in (storage, worker):
+            each.add(MONSTERA)
+
+
+# The connection.
 
 
 @pytest.mark.parametrize(
@@ -401,64 +495,57 @@ def test_what_the_server_can_not_do_now_is_unavailable_at_once(storage, connecti
     [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"),
      ("remote_apply", "remote_apply")],
 )  # fmt: skip
-def test_every_commit_waits_for_disks(url, setting, used):
+def test_every_commit_waits_for_disks(start, storage, url, connection, setting, used):
     """synchronous_commit is raised where it would be too little, on each connection."""
-    storage = Storage.from_url(
-        url.replace("options=", f"options=-csynchronous_commit%3D{setting}%20")
-    )
-    storage.check_start()
-    for _ in range(2):
-        storage.add(MONSTERA)
-        connection = storage._engine._link._connection
-        assert connection.execute("SHOW synchronous_commit").fetchone() == (used,)
-        storage.close()
+    connection.execute("CREATE TABLE seen (setting text)")
+    before_insert(connection, "INSERT INTO seen SELECT current_setting('synchronous_commit');")
+    other = start(url.replace("options=", f"options=-csynchronous_commit%3D{setting}%20"))
+    for number in range(2):
+        other.add(Plant(number, "n"))
+        other.close()
+    assert connection.execute("SELECT * FROM seen").fetchall() == [(used,), (used,)]
 
 
-@pytest.mark.parametrize("schemes", [("postgresql:", "postgresql:"), ("postgresql:", "postgres:")])
-def test_a_url_is_what_libpq_takes(url, tmp_path, schemes):
-    """Either scheme; several hosts, of which one answers; parameters."""
-    several = url.replace("?host=", f"?host={tmp_path},").replace(*schemes)
-    storage = Storage.from_url(f"{several}&client_encoding=LATIN1&connect_timeout=10")
-    storage.check_start()
+@pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
+def test_a_url_is_what_libpq_takes(start, url, tmp_path, scheme):
+    """Either scheme, several hosts of which one answers, and parameters."""
+    several = url.replace("?host=", f"?host={tmp_path},").replace("postgresql:", scheme)
+    storage = start(f"{several}&client_encoding=LATIN1&connect_timeout=10")
     storage.add(Plant(7, "🌵"))
     assert list(storage.rows()) == [Plant(7, "🌵")]
-    storage.close()
 
 
-def test_a_session_that_takes_no_writes_is_not_available(storage, url, stored):
-    """A standby, or a server in maintenance: it may become another one."""
+def test_a_session_that_takes_no_writes_is_not_available(start, storage, url, stored):
+    """A standby, or a server in maintenance, may take writes later."""
     read_only = url.replace("options=", "options=-cdefault_transaction_read_only%3Don%20")
-    standby = Storage.from_url(read_only, wait_limit=SOON)
-    standby.check_start()
+    standby = start(read_only, wait_limit=SOON)
     for look in (lambda: standby.add(MONSTERA), standby.check):
         with pytest.raises(Unavailable, match="read-only"):
             look()
-    standby.close()
     assert stored() == []
 
 
-def test_a_session_that_becomes_read_only_is_left(storage, connection):
+def test_a_session_that_becomes_read_only_is_left(storage, connection, sessions, stored):
     """Another connection may lead to the server that takes writes."""
+    before_insert(connection, "PERFORM set_config('default_transaction_read_only', 'on', false);")
     storage.add(MONSTERA)
-    storage._engine._link._connection.execute("SET default_transaction_read_only = on")
+    old = sessions()
     storage.add(Plant(8, "n"))
-    assert len(list(storage.rows())) == 2
+    assert len(stored()) == 2
+    assert not {*old} & {*sessions()}
 
 
-def test_a_table_that_is_gone_is_not_made_again_by_a_running_service(url, storage, connection):
-    """It may be on its way back; only a start makes a new one."""
+def test_a_dump_needs_the_right_to_read_alone(storage, url, connection, schema):
+    """A role with SELECT can make a backup."""
     storage.add(MONSTERA)
-    connection.execute("ALTER TABLE plants RENAME TO elsewhere")
-    worker = Storage.from_url(url, storage._engine.identity())
-    for each in (storage, worker):
-        with pytest.raises(Unavailable, match=r"plants.* does not exist|no table plants"):
-            each.add(MONSTERA)
-    with pytest.raises(Unavailable, match='"plants" does not exist'):
-        list(worker.rows())
-    connection.execute("ALTER TABLE elsewhere RENAME TO plants")
-    for each in (storage, worker):
-        each.add(MONSTERA)
-    worker.close()
+    role = f"{schema}_reader"
+    connection.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    connection.execute(f"GRANT SELECT ON plants TO {role}")
+    dump = subprocess.run(
+        [sys.executable, "transfer.py", "dump", url.replace("user=postgres", f"user={role}")],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert json.loads(dump.stdout) == {"id": 7, "name": "Monstera"}
 
 
 def test_sqlite_needs_no_psycopg(tmp_path):
