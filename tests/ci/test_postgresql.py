@@ -142,7 +142,7 @@ def test_missing_rights_are_refused(start, storage, url, connection, schema, rig
     if rights:
         connection.execute(f"GRANT {rights} ON plants TO {role}")
     as_role = url.replace("user=postgres", f"user={role}")
-    with pytest.raises(StartRefused, match="permission denied for table.*the role needs"):
+    with pytest.raises(StartRefused, match=r"permission denied for table.*the role needs"):
         start(as_role)
     connection.execute(f"GRANT {RIGHTS} ON plants TO {role}")
     start(as_role).add(MONSTERA)
