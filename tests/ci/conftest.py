@@ -61,11 +61,8 @@ def postgresql_taken_away(postgresql_url: str) -> Callable[[], AbstractContextMa
 
 @pytest.fixture
 def failing_sync(tmp_path: Path) -> dict[str, str]:
-    """The environment in which a sync fails, or kills, while one of two files is there."""
+    """The environment in which a sync fails, kills or does nothing, while one of files is there."""
     library, source = tmp_path / "failing_sync.so", ROOT / "tests" / "support" / "failing_sync.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return {
-        "LD_PRELOAD": str(library),
-        "SYNC_FAILS": str(tmp_path / "sync-fails"),
-        "SYNC_KILLS": str(tmp_path / "sync-kills"),
-    }
+    names = ("SYNC_FAILS", "SYNC_KILLS", "SYNC_SKIPS")
+    return {"LD_PRELOAD": str(library), **{name: str(tmp_path / name) for name in names}}
