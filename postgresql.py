@@ -129,15 +129,17 @@ class PostgreSQLEngine(Engine):
         """Try to connect until that succeeds, an operator has to act, or the engine is closed."""
         while self._connecting is threading.current_thread():
             try:
-                connection = self._connect()
-                with abort_after(self._write_limit, connection):
-                    self._prepare(connection)
+                with contextlib.ExitStack() as stack:
+                    connection = stack.enter_context(contextlib.closing(self._connect()))
+                    with abort_after(self._write_limit, connection):
+                        self._prepare(connection)
+                    if self._connecting is threading.current_thread():
+                        stack.pop_all()  # it stays open
+                        self._connection = connection
             except psycopg.Error as error:
                 self._failure = explain(error)
             except StartRefused as error:
                 self._failure = error
-            else:
-                self._connection = connection
             if self._connection or isinstance(self._failure, StartRefused):
                 self._connecting, self._is_away = None, False
             else:

@@ -290,7 +290,16 @@ def in_real_thread(function: Callable[..., T]) -> Callable[..., T]:
         monkey = sys.modules.get("gevent.monkey")
         if monkey is None or not monkey.is_module_patched("threading"):
             return function(*args)
-        result: T = sys.modules["gevent"].get_hub().threadpool.apply(function, args)
+
+        def attempt() -> T | Exception:
+            try:
+                return function(*args)
+            except Exception as error:
+                return error  # what is raised in such a thread is printed with its traceback
+
+        result: T | Exception = sys.modules["gevent"].get_hub().threadpool.apply(attempt)
+        if isinstance(result, Exception):
+            raise result
         return result
 
     return call

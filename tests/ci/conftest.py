@@ -11,7 +11,7 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.conftest import ROWS
-from tests.support.postgresql import PostgreSQL
+from tests.support.postgresql import PostgreSQL, running_postgresql
 from tests.support.server import ROOT
 
 
@@ -21,20 +21,10 @@ def hypothesis_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
 
 
-@contextlib.contextmanager
-def running_postgresql() -> Iterator[PostgreSQL]:
-    """A PostgreSQL server that does not sync."""
-    server = PostgreSQL("fsync=off")
-    try:
-        yield server
-    finally:
-        server.remove()
-
-
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     """A PostgreSQL server for all tests."""
-    with running_postgresql() as server:
+    with running_postgresql("fsync=off") as server:
         yield server
 
 
@@ -71,11 +61,8 @@ def postgresql_taken_away(postgresql_url: str) -> Callable[[], AbstractContextMa
 
 @pytest.fixture
 def failing_sync(tmp_path: Path) -> dict[str, str]:
-    """The environment in which a sync fails, or kills, while one of two files is there."""
+    """The environment in which a sync fails, kills or does nothing, while one of files is there."""
     library, source = tmp_path / "failing_sync.so", ROOT / "tests" / "support" / "failing_sync.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return {
-        "LD_PRELOAD": str(library),
-        "SYNC_FAILS": str(tmp_path / "sync-fails"),
-        "SYNC_KILLS": str(tmp_path / "sync-kills"),
-    }
+    names = ("SYNC_FAILS", "SYNC_KILLS", "SYNC_SKIPS")
+    return {"LD_PRELOAD": str(library), **{name: str(tmp_path / name) for name in names}}

@@ -22,9 +22,8 @@ from typing import Any
 import psycopg
 
 from storage import ALL_PLANTS
-from tests.conftest import ROOT
-from tests.support.postgresql import USER, program
-from tests.support.server import TOKEN, Server, Writers
+from tests.support.postgresql import USER, processes_in, program
+from tests.support.server import ROOT, TOKEN, Server, Writers
 
 NODES = 3
 TIME_LIMIT = 180.0  # seconds until a script that gets nowhere fails
@@ -60,7 +59,7 @@ class Node:
                 "listen": f"127.0.0.1:{self.port}",
                 "connect_address": f"127.0.0.1:{self.port}",
                 "data_dir": str(self.folder / "data"),
-                "bin_dir": os.path.dirname(os.path.realpath(program("postgres") or "")),
+                "bin_dir": os.path.dirname(os.path.realpath(program("postgres"))),
                 "authentication": {
                     "superuser": {"username": USER, "password": "unused"},
                     "replication": {"username": USER, "password": "unused"},
@@ -83,13 +82,8 @@ class Node:
             )  # fmt: skip
 
     def processes(self) -> list[int]:
-        """The process ids of Patroni, and of PostgreSQL and its children."""
-        found = [self.process.pid]
-        with contextlib.suppress(FileNotFoundError):
-            found.append(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
-        parents = ",".join(map(str, found))
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", parents], stdout=subprocess.PIPE)
-        return list(dict.fromkeys([*found, *map(int, children.stdout.split())]))
+        """Return the process ids of Patroni, and then of PostgreSQL and its children."""
+        return [self.process.pid, *set(processes_in(self.folder)) - {self.process.pid}]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all of them, as if it happened to the machine."""

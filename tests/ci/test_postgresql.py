@@ -1,0 +1,557 @@
+"""The storage on PostgreSQL: servers that go away or hang, locks, rights, tables of another shape.
+
+What every engine does is in test_on_postgresql.py, fail-over to a standby in test_failover.py.
+"""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from postgresql import CANCEL_LIMIT, LostConnection
+from storage import Plant, RowLocked, StartRefused, Storage, Unavailable
+from tests.support.postgresql import PostgreSQL, running_postgresql
+from tests.support.server import PATIENCE, ROOT, TOKEN, wait_until
+
+SOON = 2 * (CANCEL_LIMIT + 1)  # seconds; a wait limit that leaves the engine one second
+MONSTERA = Plant(7, "Monstera")
+RIGHTS = "SELECT, INSERT, UPDATE"
+
+
+@pytest.fixture
+def url(postgresql_url: str) -> str:
+    """PostgreSQL in the place of SQLite."""
+    return postgresql_url
+
+
+@pytest.fixture
+def stored(postgresql_stored):
+    """Reads the rows of the table there."""
+    return postgresql_stored
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[psycopg.Connection]:
+    """A connection of another program."""
+    other = f"{url}&application_name=other"
+    with psycopg.connect(other, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def schema(connection: psycopg.Connection) -> str:
+    """The name of the schema that the test has for itself, which its connections have too."""
+    return connection.execute("SELECT current_schema()").fetchone()[0]
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgreSQL]:
+    """A server that a test may stop, or set up otherwise."""
+    with running_postgresql("fsync=off") as server:
+        yield server
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Storage]]:
+    """Starts storages as the service does, and closes them in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(url: str, **options: float) -> Storage:
+            storage = stack.enter_context(contextlib.closing(Storage.from_url(url, **options)))
+            storage.check_start()
+            return storage
+
+        yield start
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Runs what waits."""
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def sessions(connection: psycopg.Connection, schema: str) -> Callable[..., list[int]]:
+    """Finds the server's processes for the service, all or those that wait for something."""
+
+    def find(event: str | None = None) -> list[int]:
+        query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+        values = [schema]
+        if event:
+            query, values = f"{query} AND %s IN (wait_event_type, wait_event)", [schema, event]
+        return [row[0] for row in connection.execute(query, values)]
+
+    return find
+
+
+def before_insert(connection: psycopg.Connection, statements: str) -> None:
+    """Let the server run statements for each plant, NEW, before it is inserted."""
+    connection.execute(
+        "CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN {statements} RETURN NEW; END $$"
+    )
+    connection.execute(
+        "CREATE TRIGGER acts BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION act()"
+    )
+
+
+# What stops the start.
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "TABLE plants (id bigint PRIMARY KEY, name text NOT NULL)",
+        "TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text, height int)",
+        "TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text NOT NULL)",
+        "TABLE plants (id bigint PRIMARY KEY, name text, tag text)",
+        "TABLE plants (id bigint PRIMARY KEY, name varchar(9) NOT NULL, tag text)",
+        "TABLE plants (id integer PRIMARY KEY, name text NOT NULL, tag text)",
+        "TABLE plants (id bigint NOT NULL, name text NOT NULL, tag text)",
+        "UNLOGGED TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)",
+        "VIEW plants AS SELECT 1::bigint AS id, ''::text AS name, ''::text AS tag",
+    ],
+)
+def test_a_table_of_another_shape_is_refused(start, url, connection, table):
+    """A table that was made for something else, or would lose plants, is not used."""
+    connection.execute(f"CREATE {table}")
+    with pytest.raises(StartRefused, match=r"another shape|matching the ON CONFLICT"):
+        start(url)
+
+
+def test_a_database_that_cannot_hold_any_text_is_refused(start, postgresql):
+    """A database in another encoding than UTF-8 is not used."""
+    postgresql.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(StartRefused, match="in LATIN1, not UTF8"):
+        start(postgresql.url("latin"))
+
+
+@pytest.mark.parametrize("rights", ["", "SELECT", "SELECT, INSERT", "INSERT, UPDATE"])
+def test_missing_rights_are_refused(start, storage, url, connection, schema, rights):
+    """The start tries all that the service will ever need, and names the rights for it."""
+    role = f"{schema}_role"
+    connection.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    if rights:
+        connection.execute(f"GRANT {rights} ON plants TO {role}")
+    as_role = url.replace("user=postgres", f"user={role}")
+    with pytest.raises(StartRefused, match=r"permission denied for table.*the role needs"):
+        start(as_role)
+    connection.execute(f"GRANT {RIGHTS} ON plants TO {role}")
+    start(as_role).add(MONSTERA)
+
+
+def test_no_right_to_create_the_table_is_refused(start, url, connection, schema):
+    """Where there is no table, a role that may not make one is told so."""
+    connection.execute(
+        f"CREATE ROLE {schema}_guest LOGIN; GRANT USAGE ON SCHEMA {schema} TO {schema}_guest"
+    )
+    with pytest.raises(StartRefused, match="permission denied for schema"):
+        start(url.replace("user=postgres", f"user={schema}_guest"))
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_one_of_several_servers_that_refuses_does_not_stop_the_start(start, url, tmp_path, order):
+    """The other server may only be away for a while."""
+    folder = url.partition("host=")[2].partition("&")[0]
+    hosts = [folder, str(tmp_path)]
+    several = url.replace(f"host={folder}", f"host={hosts[order]},{hosts[1 - order]}")
+    start(several.replace("user=postgres", "user=nobody"), wait_limit=SOON)
+
+
+@pytest.mark.parametrize("secret", ["p@SECRET", "p/SECRET", "SECRET%"])
+def test_no_part_of_a_password_is_told(caplog, secret):
+    """A password that is not percent-encoded can be taken for another part of the URL."""
+    with pytest.raises(StartRefused, match="percent-encoded") as refusal:
+        Storage.from_url(f"postgresql://u:{secret}@h/d")
+    assert "SECRET" not in str(refusal.value) + caplog.text
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
+def test_a_host_that_no_name_server_can_know_is_refused(start, host):
+    """A part of a host's name has 1 to 63 characters."""
+    with pytest.raises(StartRefused, match="no host can have this name"):
+        start(f"postgresql://{host}/d")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("user=postgres", "user=nobody"), 'role "nobody" does not exist'),
+        (("///postgres", "///nothing"), 'database "nothing" does not exist'),
+        (("?", "?sslmode=nonsense&"), 'invalid sslmode value: "nonsense"'),
+        (("?", "?connect_timeout=soon&"), "bad value for connect_timeout: 'soon'"),
+    ],
+    ids=["role", "database", "sslmode", "connect_timeout"],
+)
+def test_a_wrong_url_stops_the_start_in_one_line(serve, url, change, words):
+    """The service does not start where waiting would not help."""
+    server = serve(DATABASE_URL=url.replace(*change))
+    assert server.wait() != 0
+    said = [line for line in server.err.splitlines() if not line.startswith("[")]
+    assert len(said) == 1 and words in said[0]
+    assert "Booting worker" not in server.err
+
+
+# A server that is away, or does not answer.
+
+
+def test_a_server_that_is_away_at_the_start_is_waited_for(serve, own_server):
+    """The service says 503 until the server is there, then makes the table and serves."""
+    own_server.stop()
+    server = serve("app:get_app(wait_limit=4)", DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
+    assert server.request("GET", "/openapi.json")[0] == 200
+    assert "starting with 503 for all plants until this has passed: PostgreSQL: conn" in server.err
+    status, headers, _ = server.request("GET", "/healthz")
+    assert (status, headers["retry-after"]) == (503, "1")
+    own_server.start()
+    wait_until(lambda: server.request("GET", "/healthz")[0] == 200)
+    assert server.post({"id": 7, "name": "Monstera"})[0] == 200
+    assert own_server.execute("SELECT * FROM plants") == [(7, "Monstera", None)]
+
+
+@pytest.mark.parametrize("end", [PostgreSQL.stop, PostgreSQL.kill])
+def test_a_restart_of_the_server_is_waited_for(start, own_server, pool, caplog, end):
+    """A plant that comes meanwhile is stored when the server is back."""
+    storage = start(own_server.url(), wait_limit=PATIENCE)
+    end(own_server)
+    adding = pool.submit(storage.add, MONSTERA)
+    wait_until(lambda: "connecting again" in caplog.text)
+    own_server.start()
+    adding.result(PATIENCE)
+    assert list(storage.rows()) == [MONSTERA]
+
+
+def test_while_the_server_is_known_to_be_away_all_fails_at_once(start, own_server):
+    """Only the first plant waits; the storage works again by itself when the server is back."""
+    storage = start(own_server.url(), wait_limit=SOON + 2)
+    own_server.stop()
+    took = []
+    for _ in range(6):
+        begin = time.monotonic()
+        with pytest.raises(Unavailable, match="PostgreSQL: "):
+            storage.add(MONSTERA)
+        took.append(time.monotonic() - begin)
+    assert sum(took[1:]) < took[0]
+    own_server.start()
+
+    def is_back() -> bool:
+        with contextlib.suppress(Unavailable):
+            storage.check()
+            return True
+        return False
+
+    wait_until(is_back)
+    storage.add(MONSTERA)
+
+
+def test_a_storage_that_is_closed_stops_connecting():
+    """Nothing goes on in a process that is done with it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        storage = Storage.from_url(f"postgresql://127.0.0.1:{port}/plants", wait_limit=SOON)
+        server.settimeout(PATIENCE)
+
+        def refuse() -> None:
+            server.accept()[0].close()
+
+        with ThreadPoolExecutor() as pool:
+            adding = pool.submit(storage.add, MONSTERA)
+            for _ in range(3):
+                refuse()
+            storage.close()
+            server.settimeout(1)
+            with pytest.raises(TimeoutError):
+                while True:
+                    refuse()
+            assert isinstance(adding.exception(PATIENCE), Unavailable)
+
+
+def test_a_server_that_accepts_and_never_answers_is_given_up(start):
+    """Neither a plant nor a health check waits for it longer than its limit."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        storage = start(f"postgresql://127.0.0.1:{port}/plants", wait_limit=SOON)
+        for look in (lambda: storage.add(MONSTERA), storage.check):
+            with pytest.raises(Unavailable, match="PostgreSQL: "):
+                look()
+
+
+def test_health_is_told_in_time_while_the_server_hangs(serve, own_server, pool):
+    """/healthz answers within two seconds, while a plant waits longer for the server."""
+    server = serve(DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
+    assert server.post({"id": 1, "name": "n"})[0] == 200
+    own_server.signal("SIGSTOP")
+    posting = pool.submit(server.post, {"id": 7, "name": "Monstera"})
+
+    def look(_: int) -> tuple[int, float]:
+        begin = time.monotonic()
+        status, _, _ = server.request("GET", "/healthz")
+        return status, time.monotonic() - begin
+
+    looks = list(pool.map(look, range(3)))
+    assert not posting.done()
+    assert {status for status, _ in looks} == {503}
+    assert min(took for _, took in looks) < 2
+    assert posting.result(PATIENCE)[0] == 503
+    own_server.signal("SIGCONT")
+    wait_until(lambda: server.post({"id": 7, "name": "Monstera"})[0] == 200)
+
+
+def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(
+    start, url, connection, sessions, stored
+):
+    """A request gives up after its limit, and leaves nothing at work on the server."""
+    storage = start(url, wait_limit=SOON)
+    before_insert(connection, "PERFORM pg_sleep(60);")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="canceling statement"):
+            storage.add(MONSTERA)
+        assert sessions("PgSleep") == []
+    connection.execute("DROP TRIGGER acts ON plants")
+    storage.add(MONSTERA)
+    assert stored() == [MONSTERA]
+
+
+def test_other_requests_go_on_during_a_slow_statement(serve, storage, connection, sessions, pool):
+    """A worker answers other clients while a plant waits for the server."""
+    before_insert(connection, "PERFORM pg_sleep(2);")
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.port
+    posting = pool.submit(server.post, {"id": 7, "name": "Monstera"})
+    wait_until(lambda: sessions("PgSleep"))
+    assert server.request("GET", "/openapi.json")[0] == 200
+    assert not posting.done()
+    assert posting.result(PATIENCE)[0] == 200
+
+
+# Locks of other programs.
+
+
+@pytest.mark.parametrize("rows", ["SELECT * FROM plants LIMIT 1", "SELECT * FROM plants"])
+def test_health_checks_wait_for_no_row_lock(storage, connection, pool, rows):
+    """While another program holds the first row or all rows, plants are stored all the same."""
+    storage.add_all([Plant(number, "n") for number in range(10)])
+    with connection.transaction():
+        connection.execute(f"{rows} FOR UPDATE")
+        # One that waited would fail with RowLocked, and what waits with it.
+        checks = [pool.submit(storage.check) for _ in range(5)]
+        for number in range(10, 20):
+            storage.add(Plant(number, "n"))
+            checks.append(pool.submit(storage.check))
+        for check in checks:
+            check.result(PATIENCE)
+    assert len(list(storage.rows())) == 20
+
+
+def test_a_plant_whose_row_is_locked_fails_alone(storage, connection, sessions, pool):
+    """The others of its batch are stored, and so is it once the lock is released."""
+    storage.add_all([MONSTERA, Plant(8, "n")])
+    with connection.transaction():
+        connection.execute("SELECT * FROM plants WHERE id = 7 FOR UPDATE")
+        first = pool.submit(storage.add, MONSTERA)
+        wait_until(lambda: sessions("Lock"))  # all that comes meanwhile is the next batch
+        batch = [Plant(6, "n"), MONSTERA, Plant(8, "n"), Plant(8, "other"), Plant(9, "n")]
+        outcomes = storage.add_all(batch)
+        assert [type(outcome).__name__ for outcome in outcomes] == [
+            "NoneType", "RowLocked", "NoneType", "Conflict", "NoneType",
+        ]  # fmt: skip
+        with pytest.raises(RowLocked, match="lock timeout"):
+            first.result(PATIENCE)
+    storage.add(MONSTERA)
+    assert [plant.id for plant in storage.rows()] == [6, 7, 8, 9]
+
+
+# Connections that are lost, and other failures of the server.
+
+
+def test_a_lost_connection_is_made_again_unnoticed(storage, connection, sessions, stored):
+    """A router or the server may end a connection between two requests."""
+    storage.add(MONSTERA)
+    (old,) = sessions()
+    assert connection.execute("SELECT pg_terminate_backend(%s, 9000)", [old]).fetchone() == (True,)
+    storage.add(Plant(8, "n"))
+    assert len(stored()) == 2
+    assert old not in sessions()
+
+
+def test_a_batch_is_sent_again_where_the_connection_is_lost_under_it(
+    storage, connection, sessions, pool, stored
+):
+    """What became of it is unknown, and does not matter: storing it again is safe."""
+    connection.execute("CREATE SEQUENCE tries")
+    before_insert(connection, "IF nextval('tries') = 1 THEN PERFORM pg_sleep(60); END IF;")
+    adding = pool.submit(storage.add, MONSTERA)
+    (pid,) = wait_until(lambda: sessions("PgSleep"))
+    connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+    adding.result(PATIENCE)
+    assert stored() == [MONSTERA]
+
+
+@pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
+@pytest.mark.parametrize("already", [False, True], ids=["new", "there already"])
+def test_what_is_not_on_the_standby_is_not_answered_for(start, own_server, pool, how, already):
+    """A commit that stopped waiting for the standby is a success to PostgreSQL, but not to us.
+
+    Nor is a plant that is there already: it may be here alone, and would go with this server.
+    """
+    quiet = f"{own_server.url()}&options=-cclient_min_messages%3Derror"  # would hide the warning
+    storage = start(quiet, wait_limit=2 * PATIENCE)
+    if already:
+        storage.add(MONSTERA)
+
+    def wait_for_standbys(setting: str) -> None:
+        own_server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{setting}'")
+        own_server.execute("SELECT pg_reload_conf()")
+
+    def waiting() -> list[int]:
+        query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        return [pid for (pid,) in own_server.execute(query)]
+
+    wait_for_standbys("nobody")
+    wait_until(lambda: own_server.execute("SHOW synchronous_standby_names") == [("nobody",)])
+    adding = pool.submit(storage.add, MONSTERA)
+    for _ in range(3):
+        (pid,) = wait_until(waiting)
+        own_server.execute(f"SELECT {how}({pid})")
+        wait_until(lambda pid=pid: pid not in waiting())
+    wait_until(waiting)
+    assert not adding.done()
+    wait_for_standbys("")
+    adding.result(PATIENCE)
+    assert list(storage.rows()) == [MONSTERA]
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_conflicts_of_transactions_are_tried_again(storage, connection, stored, code):
+    """A serialization failure or a deadlock is no reason to refuse a plant."""
+    connection.execute("CREATE SEQUENCE tries")
+    failure = f"RAISE EXCEPTION USING ERRCODE = '{code}';"
+    before_insert(connection, f"IF nextval('tries') < 3 THEN {failure} END IF;")
+    storage.add(MONSTERA)
+    assert stored() == [MONSTERA]
+    assert connection.execute("SELECT last_value FROM tries").fetchone() == (3,)
+
+
+def test_what_the_server_can_not_do_now_is_unavailable_at_once(storage, connection):
+    """Where its disk is full (53100), the client is told to try again."""
+    before_insert(connection, "RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100';")
+    with pytest.raises(Unavailable, match="could not extend file") as failure:
+        storage.add(MONSTERA)
+    assert not isinstance(failure.value, LostConnection)
+    connection.execute("DROP TRIGGER acts ON plants")
+    storage.add(MONSTERA)
+
+
+def test_what_a_constraint_of_the_operators_refuses_is_in_no_log(storage, connection):
+    """PostgreSQL's own message has the row, ours has not."""
+    connection.execute("ALTER TABLE plants ADD CHECK (name <> 'secret')")
+    with pytest.raises(ValueError, match="violates check constraint") as refusal:
+        storage.add(Plant(7, "secret"))
+    assert "secret" not in str(refusal.value)
+    assert refusal.value.__cause__ is None and refusal.value.__suppress_context__
+
+
+def test_a_table_that_is_changed_under_the_service_is_looked_at_again(storage, connection):
+    """Prepared statements fail after a change of the table, but not for ever."""
+    for number in range(10):
+        storage.add(Plant(number, "n"))
+        storage.add(Plant(number, "n"))
+    connection.execute("ALTER TABLE plants ALTER tag TYPE varchar(10)")
+    with pytest.raises(Unavailable, match="another shape"):
+        storage.add(Plant(0, "n"))
+    connection.execute("ALTER TABLE plants ALTER tag TYPE text")
+    storage.add(Plant(0, "n"))
+
+
+def test_a_table_that_is_gone_is_not_made_again_by_a_running_service(url, storage, connection):
+    """It may be on its way back; only a start makes a new one."""
+    storage.add(MONSTERA)
+    identity = storage.check_start()
+    connection.execute("ALTER TABLE plants RENAME TO elsewhere")
+    with contextlib.closing(Storage.from_url(url, identity)) as worker:
+        for each in (storage, worker):
+            with pytest.raises(Unavailable, match=r"plants.* does not exist|no table plants"):
+                each.add(MONSTERA)
+        with pytest.raises(Unavailable, match='"plants" does not exist'):
+            list(worker.rows())
+        connection.execute("ALTER TABLE elsewhere RENAME TO plants")
+        for each in (storage, worker):
+            each.add(MONSTERA)
+
+
+# The connection.
+
+
+@pytest.mark.parametrize(
+    ("setting", "used"),
+    [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"),
+     ("remote_apply", "remote_apply")],
+)  # fmt: skip
+def test_every_commit_waits_for_disks(start, storage, url, connection, setting, used):
+    """synchronous_commit is raised where it would be too little, on each connection."""
+    connection.execute("CREATE TABLE seen (setting text)")
+    before_insert(connection, "INSERT INTO seen SELECT current_setting('synchronous_commit');")
+    other = start(url.replace("options=", f"options=-csynchronous_commit%3D{setting}%20"))
+    for number in range(2):
+        other.add(Plant(number, "n"))
+        other.close()
+    assert connection.execute("SELECT * FROM seen").fetchall() == [(used,), (used,)]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
+def test_a_url_is_what_libpq_takes(start, url, tmp_path, scheme):
+    """Either scheme, several hosts of which one answers, and parameters."""
+    several = url.replace("?host=", f"?host={tmp_path},").replace("postgresql:", scheme)
+    storage = start(f"{several}&client_encoding=LATIN1&connect_timeout=10")
+    storage.add(Plant(7, "🌵"))
+    assert list(storage.rows()) == [Plant(7, "🌵")]
+
+
+def test_a_session_that_takes_no_writes_is_not_available(start, storage, url, stored):
+    """A standby, or a server in maintenance, may take writes later."""
+    read_only = url.replace("options=", "options=-cdefault_transaction_read_only%3Don%20")
+    standby = start(read_only, wait_limit=SOON)
+    for look in (lambda: standby.add(MONSTERA), standby.check):
+        with pytest.raises(Unavailable, match="read-only"):
+            look()
+    assert stored() == []
+
+
+def test_a_session_that_becomes_read_only_is_left(storage, connection, sessions, stored):
+    """Another connection may lead to the server that takes writes."""
+    before_insert(connection, "PERFORM set_config('default_transaction_read_only', 'on', false);")
+    storage.add(MONSTERA)
+    old = sessions()
+    storage.add(Plant(8, "n"))
+    assert len(stored()) == 2
+    assert not {*old} & {*sessions()}
+
+
+def test_a_dump_needs_the_right_to_read_alone(storage, url, connection, schema):
+    """A role with SELECT can make a backup."""
+    storage.add(MONSTERA)
+    role = f"{schema}_reader"
+    connection.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    connection.execute(f"GRANT SELECT ON plants TO {role}")
+    dump = subprocess.run(
+        [sys.executable, "transfer.py", "dump", url.replace("user=postgres", f"user={role}")],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert json.loads(dump.stdout) == {"id": 7, "name": "Monstera"}
+
+
+def test_sqlite_needs_no_psycopg(tmp_path):
+    """It is imported only where it is used."""
+    code = (
+        "import sys; sys.modules['psycopg'] = None\nimport app\napp.check_start(); app.get_app()\n"
+    )
+    environment = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{tmp_path}/plants.db"}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
