@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bottle import BaseResponse, Bottle, HTTPError, Route, request, response
+from bottle import BaseResponse, Bottle, HTTPError, Route, request, static_file
 
 from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import DEFAULT_URL, Conflict, StartRefused, Storage, Unavailable
@@ -47,45 +47,49 @@ NOSNIFF = ("X-Content-Type-Options", "nosniff")
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
 PAGE = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/script.js": ("script.js", "text/javascript; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/": "index.html",
+    "/style.css": "style.css",
+    "/script.js": "script.js",
+    "/icon.svg": "icon.svg",
 }
-PAGE_POLICY = (
-    "default-src 'none'; connect-src 'self'; img-src 'self'; script-src 'self'; style-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",  # but ask whether it has changed
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self'; "
+    "script-src 'self'; style-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 def get_app(**options: float) -> WSGIApp:
     """Return the application that the environment describes; `options` are those of Storage.
 
-    Creates the database if there is none. Raises StartRefused.
+    Creates the database if there is none and gunicorn.conf.py has not done so. Raises StartRefused.
     """
-    if "PLANTS_STORAGE" not in os.environ:
-        check_start()
     storage, tokens, origins = read_environment(**options)
+    if "PLANTS_STORAGE" not in os.environ:
+        storage.check_start()
+        storage.close()  # the server may fork
     atexit.register(storage.close)
     return create_app(storage, tokens, origins)
 
 
-def check_start() -> str:
-    """Return what the storage is, in words, once it can be used by other processes.
+def check_start() -> tuple[str, str]:
+    """Return what the storage is, in words, and what PLANTS_STORAGE has to be for the workers.
 
     Raises StartRefused for whatever would keep the service from working.
     """
     storage, tokens, origins = read_environment()
     create_app(storage, tokens, origins)
-    os.environ["PLANTS_STORAGE"] = storage.check_start()
+    identity = storage.check_start()
     storage.close()
-    return storage.describe()
+    return storage.describe(), identity
 
 
 def read_environment(**options: float) -> tuple[Storage, list[str], list[str]]:
     """Return what DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused.
 
-    PLANTS_STORAGE is of our own making, so that no worker takes up another database later.
+    gunicorn.conf.py sets PLANTS_STORAGE, so that no worker takes up another database later.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
     return (
@@ -127,12 +131,13 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     app.default_error_handler = answer_error
     app.install(BearerPlugin(tokens))
     app.post("/plants", callback=partial(create_plant, storage))
-    app.route(
-        "/healthz", ["GET", "HEAD"], partial(look_at_storage, storage), skip=[BearerPlugin.name]
-    )
-    publish(app, "/openapi.json", "application/json", json.dumps(openapi(), indent=2).encode())
-    for path, (name, content_type) in PAGE.items():
-        publish(app, path, content_type, (STATIC / name).read_bytes())
+    public = {"method": ["GET", "HEAD"], "skip": [BearerPlugin.name]}
+    app.route("/healthz", callback=partial(check_health, storage), **public)
+    document = json.dumps(openapi(), indent=2).encode() + b"\n"
+    app.route("/openapi.json", callback=lambda: document, **public)
+    for path, name in PAGE.items():
+        page = partial(static_file, name, STATIC, headers=PAGE_HEADERS)
+        app.route(path, callback=page, **public)
     return partial(serve, app, origins)
 
 
@@ -154,31 +159,13 @@ def create_plant(storage: Storage) -> bytes:
     return to_json(answer)
 
 
-def look_at_storage(storage: Storage) -> bytes:
+def check_health(storage: Storage) -> bytes:
     """GET /healthz: tell whether the storage takes a write."""
     try:
         storage.check()
     except Unavailable as error:
         raise unavailable(error) from None
     return to_json({"status": "ok"})
-
-
-def publish(app: Bottle, path: str, content_type: str, body: bytes) -> None:
-    """Add a route that answers everybody with `body`, or 304 if they have it (RFC 9110, 13.1.2)."""
-    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-
-    @app.route(path, ["GET", "HEAD"], skip=[BearerPlugin.name])
-    def published() -> bytes:
-        response.set_header("ETag", etag)
-        response.set_header("Cache-Control", "no-cache")
-        response.set_header("Content-Security-Policy", PAGE_POLICY)
-        response.set_header("Referrer-Policy", "no-referrer")
-        known = request.environ.get("HTTP_IF_NONE_MATCH", "")
-        if etag in known or known == "*":
-            response.status = 304
-            return b""
-        response.content_type = content_type
-        return body
 
 
 class BearerPlugin:
@@ -301,7 +288,7 @@ def serve(
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(
         environ.get("HTTP_HOST", "")
     ):
-        return refuse_host(start)
+        return refuse_host(environ, start)
     if origins and path in SHARED:
         common += allow_origin(environ, origins)
         if environ["REQUEST_METHOD"] == "OPTIONS" and ALLOWED in dict(common):
@@ -314,11 +301,11 @@ def serve(
     return app(environ, start)
 
 
-def refuse_host(start: Callable[..., Any]) -> list[bytes]:
-    """Answer a request whose Host is missing or not one host and port."""
+def refuse_host(environ: Environ, start: Callable[..., Any]) -> list[bytes]:
+    """Answer a request whose Host is missing, or not one host and port."""
     body = to_json({"error": 400, "message": "Host must be a host and port, and be given once"})
     start("400 Bad Request", [HTML, ("Content-Length", str(len(body)))])
-    return [body]
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
 
 def allow_origin(environ: Environ, origins: Collection[str]) -> list[tuple[str, str]]:

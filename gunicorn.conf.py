@@ -39,7 +39,7 @@ def check_in_child(results: "multiprocessing.SimpleQueue[tuple[str, str]]") -> N
     from storage import StartRefused
 
     try:
-        results.put((check_start(), os.environ["PLANTS_STORAGE"]))
+        results.put(check_start())
     except StartRefused as error:
         sys.exit(str(error))
 
@@ -105,6 +105,7 @@ worker_connections = max(1, min(1000, allow_descriptors(1064) - 64))
 wsgi_app = "app:get_app()"
 worker_class = "worker.Worker"
 logger_class = "worker.AccessLogger"
+sendfile = False  # worker.Connection sends head and body in one piece
 accesslog = "-"  # standard output, one line a request
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30

@@ -54,7 +54,7 @@ class LostConnection(Unavailable):
 
 
 class PostgreSQLEngine(Engine):
-    """One connection to a server. A thread makes a new one whenever it is lost."""
+    """One connection to a server, on which psycopg waits as gevent wants; a thread renews it."""
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
         """`url` is libpq's. Without an `identity` the table is created if there is none.

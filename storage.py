@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
 from schemas import Plant
@@ -29,7 +29,6 @@ ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
 ADVICE = "; mend that, or name another file on a local disk in DATABASE_URL"
 
 log = logging.getLogger("plants")
-T = TypeVar("T")
 
 
 class Conflict(Exception):
@@ -62,6 +61,7 @@ class Engine(Protocol):
 
     may_create: bool  # whether insert() may make a database where there is none
     obstacle: str  # what insert() is waiting for, if that is known
+    blocks: bool = False  # whether waiting stops all greenlets
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         """Store durably the plants whose id is new; without plants, prove that it could.
@@ -91,7 +91,7 @@ class Storage:
         """Leave the database alone until it is used; `wait_limit` is in seconds."""
         self.inserted = 0  # plants that were new to the database
         self._engine, self._wait_limit = engine, wait_limit
-        self._commit = GroupCommit(self._write, engine.close, max_batch)
+        self._commit = GroupCommit(self._write, engine, max_batch)
 
     @classmethod
     def from_url(cls, url: str, identity: str = "", **options: Any) -> "Storage":
@@ -172,23 +172,24 @@ class Storage:
         try:
             new, stored = self._engine.insert(plants)
         except Exception as error:
-            if len(batch) == 1:
-                return [error]
-            if isinstance(error, Unavailable) and not isinstance(error, RowLocked):
-                raise
+            is_for_all = isinstance(error, Unavailable) and not isinstance(error, RowLocked)
+            if is_for_all or len(batch) == 1:
+                return [error] * len(batch)
             # One of them is at fault: alone, each of the others can be stored.
             return [self._write([plant])[0] for plant in batch]
         self.inserted += new
         if new == len(plants):
             return [None] * len(batch)
-        if not stored.keys() >= {plant.id for plant in plants}:
-            raise Unavailable("a plant was deleted while it was stored")
-        return [
-            Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
-            if plant is not None and stored[plant.id] != plant
-            else None
-            for plant in batch
-        ]
+        return [plant and compare(plant, stored.get(plant.id)) for plant in batch]
+
+
+def compare(plant: Plant, stored: Plant | None) -> Exception | None:
+    """Return what keeps `plant` out where `stored` has its id, or None if they are equal."""
+    if stored is None:
+        return Unavailable(f"plant {plant.id} was deleted while it was stored")
+    if stored != plant:
+        return Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
+    return None
 
 
 @dataclass(slots=True)
@@ -208,10 +209,8 @@ class GroupCommit:
     plant into a queue and waits; one thread writes all that is queued and wakes those requests.
     """
 
-    def __init__(
-        self, write: Callable[[Batch], Outcomes], close: Callable[[], None], max_batch: int
-    ) -> None:
-        self._write, self._close = write, close
+    def __init__(self, write: Callable[[Batch], Outcomes], engine: Engine, max_batch: int) -> None:
+        self._write, self._engine = write, engine
         self._max_batch = max_batch
         self._queue: SimpleQueue[Entry | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the next
@@ -229,7 +228,7 @@ class GroupCommit:
         return entry
 
     def close(self, timeout: float) -> None:
-        """End the thread, which calls `close` itself; wait for that at most `timeout` seconds."""
+        """End the thread, which closes the engine; wait for that at most `timeout` seconds."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -239,7 +238,7 @@ class GroupCommit:
     def _run(self) -> None:
         while self._commit_next():
             pass
-        self._close()
+        self._call(self._engine.close)
 
     def _commit_next(self) -> bool:
         """Write the next batch; return whether there is to be another."""
@@ -248,15 +247,21 @@ class GroupCommit:
         while len(queued) < self._max_batch and not self._queue.empty():
             queued.append(self._queue.get())
         batch = [entry for entry in queued if entry is not None and not entry.is_abandoned]
-        errors: Outcomes
-        try:
-            errors = self._write([entry.plant for entry in batch]) if batch else []
-        except Exception as error:
-            errors = [error] * len(batch)
-        for entry, outcome in zip(batch, errors, strict=True):
-            entry.error = outcome
+        errors = self._call(self._write, [entry.plant for entry in batch]) if batch else []
+        for entry, error in zip(batch, errors, strict=True):
+            entry.error = error
             entry.done.set()
         return None not in queued
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function, in a real thread if it would else stop all greenlets.
+
+        That is so where gevent has made greenlets of the threads; it keeps some real ones for this.
+        """
+        monkey = sys.modules.get("gevent.monkey")
+        if self._engine.blocks and monkey and monkey.is_module_patched("threading"):
+            return sys.modules["gevent"].get_hub().threadpool.apply(function, args)
+        return function(*args)
 
 
 def insert_new(
@@ -279,32 +284,6 @@ def insert_new(
     return new, {row[0]: Plant(*row) for row in found}
 
 
-def in_real_thread(function: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function that blocks, which would stop all greenlets.
-
-    Where gevent has made greenlets of the threads, one of the real threads that it keeps for this
-    runs the function.
-    """
-
-    def call(*args: Any) -> T:
-        monkey = sys.modules.get("gevent.monkey")
-        if monkey is None or not monkey.is_module_patched("threading"):
-            return function(*args)
-
-        def attempt() -> T | Exception:
-            try:
-                return function(*args)
-            except Exception as error:
-                return error  # what is raised in such a thread is printed with its traceback
-
-        result: T | Exception = sys.modules["gevent"].get_hub().threadpool.apply(attempt)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    return call
-
-
 class SQLiteEngine(Engine):
     """A SQLite file in WAL mode, synced at every commit (sqlite.org/wal.html).
 
@@ -313,6 +292,7 @@ class SQLiteEngine(Engine):
     if one checkpoints while another writes (sqlite.org/wal.html, "The WAL-Reset Bug").
     """
 
+    blocks = True
     APPLICATION_ID = 0x504C4E54  # "PLNT"
     VERSION = 1
     MAY_PASS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
@@ -333,7 +313,6 @@ class SQLiteEngine(Engine):
         self._files: list[tuple[int, int]] = []  # that the connection has open
         self.may_create, self.obstacle = False, ""
 
-    @in_real_thread
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:
             with self._locked():
@@ -368,7 +347,6 @@ class SQLiteEngine(Engine):
     def describe(self) -> str:
         return f"SQLite {sqlite3.sqlite_version} in {self._path}"
 
-    @in_real_thread
     def close(self) -> None:
         if self._connection is not None:
             with self._locked():

@@ -4,7 +4,6 @@ Contains no HTTP and no SQL: app.py uses it for requests, transfer.py for `load`
 """
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -15,7 +14,7 @@ import fastjsonschema
 from jsonschema import Draft201909Validator, ValidationError
 from referencing import Registry, Resource
 
-MAX_DIGITS = sys.get_int_max_str_digits()  # of a number; 4300 unless Python is told otherwise
+MAX_DIGITS = 4300  # of a number; Python itself refuses longer integers, unless told otherwise
 MAX_EXACT = 2**53  # RFC 7493 section 2.2: beyond it 1e16 and its neighbours look the same to many
 SHOWN_LENGTH = 60  # characters of a value that a message repeats
 NO_NUL = r"^[^\x00]*$"

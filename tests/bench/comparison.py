@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import postgresql
 from calls import measure_calls
 from competitors import Competitor, this_service
 from environments import HERE, ROOT, environment
 from load import SETTINGS, Setting, post
 from service import empty_folder, running
+
+import postgresql
 
 PARTS = ("1", "32", "128", "packets", "slow", "postgresql", "memory", "calls")
 PRESENT = "present"

@@ -16,9 +16,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import postgresql
 from competitors import WORKERS, Competitor
 from environments import NODE, SLOW_SYNC
+
+import postgresql
 
 TOKEN = "benchmark-token-0123456789"
 PATIENCE = 30  # seconds for it to start, and to end
