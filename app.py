@@ -301,7 +301,8 @@ def serve(
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(
         environ.get("HTTP_HOST", "")
     ):
-        return refuse_host(start)
+        answer = refuse_host(start)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else answer
     if origins and path in SHARED:
         common += allow_origin(environ, origins)
         if environ["REQUEST_METHOD"] == "OPTIONS" and ALLOWED in dict(common):
