@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from storage import Conflict, Engine, Plant, RowLocked, StartRefused, Storage, Unavailable
+from schemas import Plant
+from storage import Conflict, Engine, RowLocked, StartRefused, Storage, Unavailable
 from tests.support.server import PATIENCE, wait_until
 
 

@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 from webtest import TestApp
 
 from app import BODY_LIMIT, PAGE, STATIC, create_app, parse_origins
-from schemas import VALIDATORS, openapi
-from storage import Plant, StartRefused, Unavailable
+from schemas import VALIDATORS, Plant, openapi
+from storage import StartRefused, Unavailable
 from tests.support.server import ROOT, TOKEN
 
 ORIGIN = "https://garden.example"
@@ -304,7 +304,7 @@ def test_a_page_of_a_listed_origin_may_call(storage, origins):
     allowed = "*" if "*" in origins else ORIGIN
     assert (preflight.status_int, preflight.body) == (204, b"")
     assert cors(preflight)["access-control-allow-origin"] == allowed
-    assert cors(preflight)["access-control-allow-methods"] == "POST"
+    assert cors(preflight)["access-control-allow-methods"] == "GET, POST"
     for name in ("Authorization", "Content-Type"):
         assert name in cors(preflight)["access-control-allow-headers"]
     client.authorization = None

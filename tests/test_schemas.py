@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft201909Validator
 
 import schemas
-from schemas import VALIDATORS, InvalidPlant, parse_new_plant
+from schemas import VALIDATORS, InvalidPlant, Plant, parse_new_plant
 
 
 @pytest.mark.parametrize("name", ["plant", "new-plant", "error"])
@@ -40,27 +40,27 @@ def test_a_new_plant_is_built_on_plant_by_reference():
 @pytest.mark.parametrize(
     ("text", "plant"),
     [
-        ('{"id": 7, "name": "Monstera"}', {"id": 7, "name": "Monstera"}),
-        ('{"id": 7, "name": "", "tag": ""}', {"id": 7, "name": "", "tag": ""}),
-        ('{"id": -9223372036854775808, "name": "n"}', {"id": -(2**63), "name": "n"}),
-        ('{"id": 9223372036854775807, "name": "n"}', {"id": 2**63 - 1, "name": "n"}),
-        ('{"id": -0, "name": "n"}', {"id": 0, "name": "n"}),
-        ('{"id": 1.0, "name": "n"}', {"id": 1, "name": "n"}),
-        ('{"id": 1e3, "name": "n"}', {"id": 1000, "name": "n"}),
-        ('{"id": -1.50E1, "name": "n"}', {"id": -15, "name": "n"}),
-        ('{"id": 0e999, "name": "n"}', {"id": 0, "name": "n"}),
-        ('{"id": 9007199254740992.0, "name": "n"}', {"id": 2**53, "name": "n"}),
-        ('{"id": 7, "name": "\\ud83c\\udf35\\n\\u007f"}', {"id": 7, "name": "🌵\n\x7f"}),
-        ('{"id": 7, "name": "n", "pot": {"size": [1, "x"]}}', {"id": 7, "name": "n",
-                                                               "pot": {"size": [1, "x"]}}),
-        ('  {"id": 7, "name": "n"}\r\n', {"id": 7, "name": "n"}),
+        ('{"id": 7, "name": "Monstera"}', Plant(7, "Monstera")),
+        ('{"id": 7, "name": "", "tag": ""}', Plant(7, "", "")),
+        ('{"id": -9223372036854775808, "name": "n"}', Plant(-(2**63), "n")),
+        ('{"id": 9223372036854775807, "name": "n"}', Plant(2**63 - 1, "n")),
+        ('{"id": -0, "name": "n"}', Plant(0, "n")),
+        ('{"id": 1.0, "name": "n"}', Plant(1, "n")),
+        ('{"id": 1e3, "name": "n"}', Plant(1000, "n")),
+        ('{"id": -1.50E1, "name": "n"}', Plant(-15, "n")),
+        ('{"id": 0e999, "name": "n"}', Plant(0, "n")),
+        ('{"id": 9007199254740992.0, "name": "n"}', Plant(2**53, "n")),
+        ('{"id": 7, "name": "\\ud83c\\udf35\\n\\u007f"}', Plant(7, "🌵\n\x7f")),
+        ('{"id": 7, "name": "n", "pot": {"size": [1.5, "x"]}}', Plant(7, "n")),
+        ('  {"id": 7, "name": "n"}\r\n', Plant(7, "n")),
     ],
-)  # fmt: skip
+)
 def test_what_is_a_plant(text, plant):
     """A NewPlant is taken as it was sent: int64, any Unicode but NUL, other members ignored."""
     parsed = parse_new_plant(text.encode())
     assert parsed == plant
-    assert type(parsed["id"]) is int
+    assert type(parsed.id) is int
+    assert parse_new_plant(json.dumps(parsed.to_json()).encode()) == plant
 
 
 REFUSED = {

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from storage import Plant, SQLiteEngine, StartRefused, Storage, Unavailable
+from schemas import Plant
+from storage import SQLiteEngine, StartRefused, Storage, Unavailable
 from tests.support.locks import can_lock, lock_held, locked
 from tests.support.server import PATIENCE, wait_until
 from tests.support.users import open_folder, run_as_nobody

@@ -3,13 +3,13 @@
 What only SQLite can do or suffer is in tests/test_sqlite.py.
 """
 
-import json
 import multiprocessing
 import threading
 
 import pytest
 
-from storage import Conflict, Plant, StartRefused, Storage, Unavailable
+from schemas import Plant
+from storage import Conflict, StartRefused, Storage, Unavailable
 from tests.support.server import PATIENCE
 
 FORK = multiprocessing.get_context("fork")
@@ -148,9 +148,3 @@ def test_rows_are_one_snapshot_in_the_order_of_id(storage, url):
     seen += rows
     assert [plant.id for plant in seen] == list(range(1, 5001))
     writer.close()
-
-
-def test_a_plant_is_json_and_back():
-    """A plant without a tag has no such member."""
-    for members in ({"id": 7, "name": "n"}, {"id": 7, "name": "n", "tag": ""}):
-        assert Plant.from_json(members).to_json() == json.loads(json.dumps(members))
