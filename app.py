@@ -136,7 +136,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
     app.route("/openapi.json", callback=lambda: document, **public)
     for path, name in PAGE.items():
-        page = partial(static_file, name, STATIC, headers=PAGE_HEADERS)
+        page = partial(static_file, name, STATIC, charset="utf-8", headers=PAGE_HEADERS)
         app.route(path, callback=page, **public)
     return partial(serve, app, origins)
 
