@@ -1,0 +1,95 @@
+"""README.md's first commands on a machine that has Debian, Python and nothing else.
+
+The machine is a folder made by debootstrap, in which an ordinary user works. It takes root.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.readme import README, block
+from tests.support.server import PATIENCE, ROOT, Server, free_port, wait_until
+
+CACHE = Path("/var/cache/plants-ci")
+MAX_AGE = 7 * 24 * 3600  # seconds
+CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"  # of this machine's package registry
+IGNORED = shutil.ignore_patterns(".git", ".venv", ".node", ".*_cache", "__pycache__", "*.db*")
+ENTER = """
+    mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm"
+    chroot --userspec=somebody "$0" env -i "$@"
+    exit $?  # else chroot would take the place of this shell, which waits for orphans
+"""
+
+
+def make_system() -> Path:
+    """Return an archive of a fresh system; it is kept for a week, since it takes a minute."""
+    targets = ["apt-get", "indextargets", "--format", "$(SITE) $(CODENAME)"]
+    mirror, release = subprocess.check_output(
+        [*targets, "Created-By: Packages", "Origin: Debian"], text=True
+    ).split()[:2]
+    archive = CACHE / f"{release}.tar"
+    if not archive.exists() or time.time() - archive.stat().st_mtime > MAX_AGE:
+        new = CACHE / f"{release}.new"
+        subprocess.run(["rm", "-rf", new], check=True)
+        command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv"]
+        subprocess.run([*command, release, new, mirror], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["tar", "-C", new, "-cf", f"{archive}.new", "."], check=True)
+        os.rename(f"{archive}.new", archive)
+        subprocess.run(["rm", "-rf", new], check=True)
+    return archive
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The root folder of a machine with a user, who has a copy of the project."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a machine")
+    CACHE.mkdir(exist_ok=True)
+    root = tmp_path_factory.mktemp("machine")
+    root.chmod(0o755)
+    subprocess.run(["tar", "-C", root, "-xf", make_system()], check=True)
+    shutil.copy(f"/{CERTIFICATES}", root / CERTIFICATES)
+    subprocess.run(["chroot", root, "useradd", "--create-home", "somebody"], check=True)
+    shutil.copytree(ROOT, root / "home/somebody/plant store", ignore=IGNORED)
+    subprocess.run(["chroot", root, "chown", "-R", "somebody:", "/home/somebody"], check=True)
+    yield root
+    shutil.rmtree(root)
+
+
+def on(machine: Path, command: str, **environment: str) -> list[str]:
+    """Return the command line that runs a command there; it ends all that is begun there."""
+    settings = {"HOME": "/home/somebody", "PATH": "/usr/bin:/bin", "PIP_CERT": f"/{CERTIFICATES}"}
+    variables = [f"{name}={value}" for name, value in {**settings, **environment}.items()]
+    enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER]
+    command = f"cd '/home/somebody/plant store' && {command}"
+    return [*enter, str(machine), *variables, "sh", "-c", command]
+
+
+def test_the_first_command_leads_to_a_stored_plant(
+    serve: Callable[..., Server], machine: Path
+) -> None:
+    """Its curl line works as it is printed, and the plant is in the file."""
+    command = block("sh", "python3 -m venv").strip()
+    assert command.endswith("/gunicorn")
+    subprocess.run(on(machine, f"{command} --version"), check=True)  # this may take its time
+    server = serve(command=on(machine, command, PORT=str(free_port())))
+    curl = wait_until(lambda: re.search(r"\ncurl (?:.*\n){3}", server.err))[0]
+    answer = subprocess.run(["sh", "-c", curl], stdout=subprocess.PIPE, timeout=PATIENCE)
+    assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
+    server.kill()
+    dump = subprocess.check_output(on(machine, ".venv/bin/python transfer.py dump"))
+    assert dump == b'{"id": 7, "name": "Monstera", "tag": "indoor"}\n'
+
+
+def test_the_tests_for_newcomers_need_nothing_more(machine: Path) -> None:
+    """They pass there, none is skipped, and none needs root, a compiler or another program."""
+    command = re.search(r"(?m)^.*/pytest$", README)[0]
+    done = subprocess.run(on(machine, command), stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d+ passed in ", done.stdout.splitlines()[-1]), done.stdout
