@@ -46,12 +46,7 @@ JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 NOSNIFF = ("X-Content-Type-Options", "nosniff")
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
-PAGE = {
-    "/": "index.html",
-    "/style.css": "style.css",
-    "/script.js": "script.js",
-    "/icon.svg": "icon.svg",
-}
+PAGE = ("style.css", "script.js", "icon.svg")
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",  # but ask whether it has changed
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self'; "
@@ -64,62 +59,50 @@ PAGE_HEADERS = {
 def get_app(**options: float) -> WSGIApp:
     """Return the application that the environment describes; `options` are those of Storage.
 
-    Creates the database if there is none and gunicorn.conf.py has not done so. Raises StartRefused.
+    Creates the database, unless gunicorn.conf.py has done so. Raises StartRefused.
     """
-    storage, tokens, origins = read_environment(**options)
+    storage, app = read_environment(**options)
     if "PLANTS_STORAGE" not in os.environ:
         storage.check_start()
         storage.close()  # the server may fork
     atexit.register(storage.close)
-    return create_app(storage, tokens, origins)
+    return app
 
 
-def check_start() -> tuple[str, str]:
-    """Return what the storage is, in words, and what PLANTS_STORAGE has to be for the workers.
-
-    Raises StartRefused for whatever would keep the service from working.
-    """
-    storage, tokens, origins = read_environment()
-    create_app(storage, tokens, origins)
-    identity = storage.check_start()
-    storage.close()
-    return storage.describe(), identity
-
-
-def read_environment(**options: float) -> tuple[Storage, list[str], list[str]]:
-    """Return what DATABASE_URL, PLANTS_TOKENS and PLANTS_CORS_ORIGINS say. Raises StartRefused.
+def read_environment(**options: float) -> tuple[Storage, WSGIApp]:
+    """Return the storage of DATABASE_URL, and the application. Raises StartRefused.
 
     gunicorn.conf.py sets PLANTS_STORAGE, so that no worker takes up another database later.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    return (
-        Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), **options),
-        parse_tokens(os.environ.get("PLANTS_TOKENS", "")),
-        parse_origins(os.environ.get("PLANTS_CORS_ORIGINS")),
-    )
+    storage = Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), **options)
+    tokens = parse_tokens(os.environ.get("PLANTS_TOKENS", ""))
+    origins = parse_origins(os.environ.get("PLANTS_CORS_ORIGINS"))
+    return storage, create_app(storage, tokens, origins)
 
 
 def parse_origins(setting: str | None) -> list[str]:
-    """The origins (RFC 6454, 6.2) in `setting`; none if it is None. Raises StartRefused."""
-    origins = re.findall(r"[^,\s]+", setting or "")
-    if setting is not None and not (origins and all(ORIGIN.fullmatch(each) for each in origins)):
-        raise StartRefused(
-            "PLANTS_CORS_ORIGINS must be * or origins like https://example.org, in lower case and "
-            "without a path, separated by commas"
-        )
-    return origins
+    """Return the origins (RFC 6454, 6.2) in `setting`; none if it is None. Raises StartRefused."""
+    if setting is None:
+        return []
+    advice = "* or origins like https://example.org, in lower case and without a path"
+    return parse_list("PLANTS_CORS_ORIGINS", setting, ORIGIN, advice)
 
 
 def parse_tokens(setting: str) -> list[str]:
-    """The tokens in `setting`, of which there is at least one. Raises StartRefused."""
-    tokens = re.findall(r"[^,\s]+", setting)
-    if not tokens or not all(TOKEN.fullmatch(token) for token in tokens):
-        raise StartRefused(
-            "PLANTS_TOKENS must be one or more tokens of at least 16 letters, digits or -._~+/ "
-            "each, separated by commas; to make one: "
-            "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
-        )
-    return tokens
+    """Return the tokens in `setting`. Raises StartRefused if there is none, or a bad one."""
+    advice = "one or more tokens of at least 16 letters, digits or -._~+/ each"
+    how = "; to make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+    return parse_list("PLANTS_TOKENS", setting, TOKEN, advice, how)
+
+
+def parse_list(
+    name: str, setting: str, form: re.Pattern[str], advice: str, how: str = ""
+) -> list[str]:
+    parts = re.findall(r"[^,\s]+", setting)
+    if not parts or not all(map(form.fullmatch, parts)):
+        raise StartRefused(f"{name} must be {advice}, separated by commas{how}")
+    return parts
 
 
 def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str] = ()) -> WSGIApp:
@@ -135,7 +118,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     app.route("/healthz", callback=partial(check_health, storage), **public)
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
     app.route("/openapi.json", callback=lambda: document, **public)
-    for path, name in PAGE.items():
+    for path, name in [("/", "index.html"), *((f"/{name}", name) for name in PAGE)]:
         page = partial(static_file, name, STATIC, charset="utf-8", headers=PAGE_HEADERS)
         app.route(path, callback=page, **public)
     return partial(serve, app, origins)

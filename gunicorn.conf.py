@@ -34,21 +34,20 @@ def allow_descriptors(wanted: int) -> int:
 
 
 def check_in_child(results: "multiprocessing.SimpleQueue[tuple[str, str]]") -> None:
-    """Put what the application says of its storage; end the start if it can't work."""
-    from app import check_start
+    """Put what tells the storage from others, and what it is; end the start if it can't work."""
+    from app import read_environment
     from storage import StartRefused
 
     try:
-        results.put(check_start())
+        storage, _ = read_environment()
+        results.put((storage.check_start(), storage.describe()))
+        storage.close()
     except StartRefused as error:
         sys.exit(str(error))
 
 
 def on_starting(server: Any) -> None:
-    """Check before there are workers: those that can't start would be started for ever.
-
-    In a process of its own, as SIGHUP could not replace what this one has imported.
-    """
+    """Check before there are workers, in another process: SIGHUP must find nothing imported."""
     if server.cfg.preload_app:
         sys.exit("--preload is not possible, leave it out: gevent has to come before the code")
     name = server.cfg.worker_class_str
@@ -62,7 +61,7 @@ def on_starting(server: Any) -> None:
     check.join()
     if check.exitcode:
         sys.exit(1)
-    server.storage, os.environ["PLANTS_STORAGE"] = results.get()
+    os.environ["PLANTS_STORAGE"], server.storage = results.get()
 
 
 def when_ready(server: Any) -> None:

@@ -57,10 +57,9 @@ class PostgreSQLEngine(Engine):
     """One connection to a server, on which psycopg waits as gevent wants; a thread renews it."""
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
-        """`url` is libpq's. Without an `identity` the table is created if there is none.
+        """Connect when needed; without an `identity`, create the table if there is none.
 
-        `write_limit` is in seconds, for all that it takes to store a batch. Raises StartRefused
-        for a URL that can't be read.
+        `write_limit` is in seconds, for a batch. Raises StartRefused for a URL that can't be read.
         """
         self._parameters = parse_url(url)
         self._write_limit = write_limit - CANCEL_LIMIT

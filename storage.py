@@ -44,10 +44,7 @@ class RowLocked(Unavailable):
 
 
 class StartRefused(Unavailable):
-    """The service can't work until an operator has done what the message says.
-
-    At start it ends the start; later it is one more reason to be unavailable.
-    """
+    """The service can't start, or go on, until an operator has done what the message says."""
 
 
 #: How many plants were new and, unless all were, what is stored under their ids.
@@ -57,29 +54,23 @@ Outcomes: TypeAlias = Sequence[Exception | None]  # what kept each out
 
 
 class Engine(Protocol):
-    """A database. The methods raise Unavailable, StartRefused where an operator has to act."""
+    """A database. The methods raise Unavailable, StartRefused where an operator has to act.
+
+    insert() stores durably the plants whose id is new; without plants, it proves that it could. If
+    one plant is at fault it stores none and raises RowLocked, or what is not Unavailable. rows()
+    are all plants as of now, in the order of id. identity() tells the database from another one at
+    the same place; it is "" if that is unknown. close() ends a connection that insert() opened.
+    """
 
     may_create: bool  # whether insert() may make a database where there is none
     obstacle: str  # what insert() is waiting for, if that is known
     blocks: bool = False  # whether waiting stops all greenlets
 
-    def insert(self, plants: Sequence[Plant]) -> Inserted:
-        """Store durably the plants whose id is new; without plants, prove that it could.
-
-        Raises RowLocked, or what is not Unavailable, if one plant is at fault: none was stored.
-        """
-
-    def rows(self) -> Iterator[Plant]:
-        """Return all plants as of now, in the order of id, on a connection of its own."""
-
-    def identity(self) -> str:
-        """Return what tells this database from another one at the same place; "" if unknown."""
-
-    def describe(self) -> str:
-        """Return what the database is and where, without a password."""
-
-    def close(self) -> None:
-        """Close the connection; insert() opens another."""
+    def insert(self, plants: Sequence[Plant]) -> Inserted: ...
+    def rows(self) -> Iterator[Plant]: ...
+    def identity(self) -> str: ...
+    def describe(self) -> str: ...
+    def close(self) -> None: ...
 
 
 class Storage:
@@ -133,10 +124,9 @@ class Storage:
             raise error
 
     def check_start(self) -> str:
-        """Create the database if there is none and return its identity.
+        """Create the database if there is none and return its identity. Raises StartRefused.
 
         Nothing else creates one: a database that goes away later must not be replaced in silence.
-        Raises StartRefused if it will not work until an operator has acted.
         """
         self._engine.may_create = True
         error = self._wait(self._commit.submit(None), self._wait_limit)
@@ -254,10 +244,7 @@ class GroupCommit:
         return None not in queued
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function, in a real thread if it would else stop all greenlets.
-
-        That is so where gevent has made greenlets of the threads; it keeps some real ones for this.
-        """
+        """Call in a real thread what would block, if gevent has made greenlets of all others."""
         monkey = sys.modules.get("gevent.monkey")
         if self._engine.blocks and monkey and monkey.is_module_patched("threading"):
             return sys.modules["gevent"].get_hub().threadpool.apply(function, args)
@@ -267,10 +254,7 @@ class GroupCommit:
 def insert_new(
     execute: Callable[..., Any], plants: Sequence[Plant], placeholder: str, suffix: str
 ) -> Inserted:
-    """Insert the plants whose id is new, on a connection that commits each statement.
-
-    `placeholder` stands for a value in a statement, `suffix` ends the one that reads.
-    """
+    """Insert the plants whose id is new, each statement a commit; `suffix` ends a SELECT."""
     # Only placeholders are put into the text; the plants go beside it.
     row = f"({placeholder}, {placeholder}, {placeholder})"
     rows = ", ".join([row] * len(plants))
@@ -299,10 +283,9 @@ class SQLiteEngine(Engine):
     SCHEMA = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
 
     def __init__(self, path: str, identity: str, busy_timeout: float) -> None:
-        """`path` is relative to the working directory or absolute.
+        """Open no other file at `path` than that of `identity`, if there is one.
 
-        With an `identity`, no other file of that path is opened. `busy_timeout` is in seconds, for
-        a file that another program has locked.
+        `busy_timeout` is in seconds, for a file that another program has locked.
         """
         if not path or path == ":memory:" or "\0" in path:
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")

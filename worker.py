@@ -28,12 +28,8 @@ from gunicorn import glogging
 from gunicorn.http import errors
 from gunicorn.workers.ggevent import GeventWorker
 
-PARSE_STATUS = {
-    errors.LimitRequestLine: 414,
-    errors.ExpectationFailed: 417,
-    errors.LimitRequestHeaders: 431,
-    errors.UnsupportedTransferCoding: 501,
-}
+STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
+STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 SystemSocket = monkey.get_original("socket", "socket")
 DISCARD_LIMIT = 2**16  # bytes of a body that nobody reads
 CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
@@ -52,17 +48,15 @@ class Connection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def wait(self, limit: float) -> None:
-        """Wait for a request to begin, at most so many seconds."""
-        self.is_idle = True
-        self.since = time.monotonic()
+    def wait(self, limit: float, is_idle: bool = True) -> None:
+        """Wait for a request to begin, or to end, at most so many seconds."""
+        self.is_idle, self.since = is_idle, time.monotonic()
         self.deadline = self.since + limit
 
     def begin(self) -> None:
         """Start the clock of a request, if it is not running."""
         if self.is_idle:
-            self.wait(self._request_limit)
-            self.is_idle = False
+            self.wait(self._request_limit, is_idle=False)
 
     def recv(self, size: int) -> bytes:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
@@ -91,8 +85,7 @@ class Connection:
         """Close once the client has read its answer (RFC 9112 section 9.6), or its time is up."""
         with contextlib.suppress(OSError):
             self.flush()
-            self.wait(self._linger_limit)
-            self.is_idle = False
+            self.wait(self._linger_limit, is_idle=False)
             gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # not TLS's, which waits
             while self._sock.recv(2**16) and time.monotonic() < self.deadline:
                 gevent.sleep(0)
@@ -173,14 +166,15 @@ class Worker(GeventWorker):
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer what never came to the application as the application would: with an Error."""
-        if isinstance(exc, (gevent.GreenletExit, OSError)):  # the worker ends; TLS failed
+        if isinstance(exc, gevent.GreenletExit | OSError):  # the worker ends; TLS failed
             return
-        status, message = PARSE_STATUS.get(type(exc), 400), str(exc)
-        if not isinstance(exc, errors.ParseException):
+        name, status, message = type(exc).__name__, 500, "the service failed"
+        if isinstance(exc, errors.ParseException):
+            status, message = STATUS.get(name, 400), str(exc)[:1000]
+        else:
             self.log.exception("a request failed in the server")
-            status, message = 500, "the service failed"
         request_id = f"{random.getrandbits(128):032x}"
-        body = json.dumps({"error": status, "message": message[:1000]}) + "\n"
+        body = json.dumps({"error": status, "message": message}) + "\n"
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: gunicorn\r\n"
             f"Date: {formatdate(usegmt=True)}\r\nConnection: close\r\n"
@@ -191,7 +185,7 @@ class Worker(GeventWorker):
         client.sendall(f"{head}{body}".encode())
         # Not what the error says: a broken header can have a token in it.
         environ = dict.fromkeys(("RAW_URI", "PATH_INFO", "SERVER_PROTOCOL"), "")
-        environ |= {"REMOTE_ADDR": addr[0] if addr else "", "REQUEST_METHOD": type(exc).__name__}
+        environ |= {"REMOTE_ADDR": addr[0] if addr else "", "REQUEST_METHOD": name}
         environ["plants.request_id"] = request_id
         answer = SimpleNamespace(status=str(status), sent=len(body), headers=[])
         self.log.access(answer, answer, environ, timedelta())

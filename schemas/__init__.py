@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import fastjsonschema
 from jsonschema import Draft201909Validator, ValidationError
-from referencing import Registry, Resource
+from referencing import Registry
 
 MAX_DIGITS = 4300  # of a number; Python itself refuses longer integers, unless told otherwise
 MAX_EXACT = 2**53  # RFC 7493 section 2.2: beyond it 1e16 and its neighbours look the same to many
@@ -36,59 +36,40 @@ class InvalidPlant(Exception):
     """The text is not a NewPlant; the message names every violation and its place."""
 
 
-def _load(*names: str) -> dict[str, Draft201909Validator]:
-    """Return a validator for each schemas/NAME.json. Raises jsonschema.SchemaError."""
-    schemas = {name: _read(name) for name in names}
-    resources = [(schema["$id"], Resource.from_contents(schema)) for schema in schemas.values()]
-    registry: Registry[Any] = Registry().with_resources(resources)
-    for schema in schemas.values():
-        Draft201909Validator.check_schema(schema)
-    return {name: Draft201909Validator(each, registry=registry) for name, each in schemas.items()}
+def _read(name: str) -> Any:
+    return json.loads(Path(__file__).with_name(f"{name}.json").read_text("utf-8"))
 
 
-def _read(name: str, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    text = Path(__file__).with_name(f"{name}.json").read_text("utf-8")
-    return json.loads(text, object_hook=object_hook)
+SCHEMAS: dict[str, Any] = {name: _read(name) for name in ("plant", "new-plant", "error")}
+_BY_ID = {schema["$id"]: schema for schema in SCHEMAS.values()}
+_REGISTRY: Registry[Any] = Registry().with_contents(_BY_ID.items())
+for _schema in SCHEMAS.values():
+    Draft201909Validator.check_schema(_schema)
 
-
-def _compile(name: str) -> Callable[[Any], Any]:
-    """Return a function that raises fastjsonschema.JsonSchemaException for what is not valid.
-
-    It is compiled from the schema, while a validator walks that anew for each value: a plant takes
-    2 us instead of 50. Raises an exception for a `$ref` to what is not one of the files.
-    """
-    by_id = {each.schema["$id"]: each.schema for each in VALIDATORS.values()}
-    check: Callable[[Any], Any] = fastjsonschema.compile(
-        VALIDATORS[name].schema,
-        handlers=dict.fromkeys(("http", "https"), by_id.__getitem__),  # nothing is fetched
-        use_default=False,
-        use_formats=False,
-        detailed_exceptions=False,
-    )
-    return check
-
-
-#: A validator for each of the schemas, by the name of its file.
-VALIDATORS = _load("plant", "new-plant", "error")
-_check_new_plant = _compile("new-plant")
+#: A validator for each of the schemas. It explains, and decides.
+VALIDATORS = {
+    name: Draft201909Validator(schema, registry=_REGISTRY) for name, schema in SCHEMAS.items()
+}
+# Raises an exception for what is not valid. A plant takes it 2 us, and a validator 50.
+_check_new_plant: Callable[[Any], Any] = fastjsonschema.compile(
+    SCHEMAS["new-plant"],
+    handlers=dict.fromkeys(("http", "https"), _BY_ID.__getitem__),  # nothing is fetched
+    use_default=False,
+    use_formats=False,
+    detailed_exceptions=False,
+)
 
 
 def openapi() -> dict[str, Any]:
-    """schemas/openapi.json with the other schemas as its components, so that it stands alone.
-
-    Each goes by its title there, and they refer to each other within the document.
-    """
-    titles = {name: _read(name)["title"] for name in VALIDATORS}
-
-    def localize(part: dict[str, Any]) -> dict[str, Any]:
-        if "$ref" in part:
-            part["$ref"] = f"#/components/schemas/{titles[part['$ref'].removesuffix('.json')]}"
-        return {key: value for key, value in part.items() if key not in ("$id", "$schema")}
-
+    """Return schemas/openapi.json with the other schemas as its components: it stands alone."""
+    parts = json.dumps({schema["title"]: schema for schema in SCHEMAS.values()})
+    for name, schema in SCHEMAS.items():
+        parts = parts.replace(f'"{name}.json"', f'"#/components/schemas/{schema["title"]}"')
+    components = json.loads(parts)
+    for schema in components.values():
+        del schema["$id"], schema["$schema"]
     document: dict[str, Any] = _read("openapi")
-    document["components"]["schemas"] = {
-        title: _read(name, localize) for name, title in titles.items()
-    }
+    document["components"]["schemas"] = components
     return document
 
 
