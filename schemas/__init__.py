@@ -97,7 +97,7 @@ def _find_violations(value: Any) -> dict[str, str]:
         return {}
     except fastjsonschema.JsonSchemaException:
         errors = VALIDATORS["new-plant"].iter_errors(value)
-    violations = {}
+    violations: dict[str, str] = {}
     # What is of the wrong type can break other rules too: the type comes last, to replace them.
     for error in sorted(errors, key=lambda error: error.validator == "type"):
         if error.validator == "required":
@@ -130,7 +130,7 @@ def _explain(error: ValidationError) -> str:
 
 def _find_lone_surrogates(members: dict[str, Any]) -> dict[str, str]:
     """Return the members with half a character, such as `\\ud800` (RFC 7493, 2.1)."""
-    violations = {}
+    violations: dict[str, str] = {}
     for name, member in members.items():
         try:
             _ENCODE([name, member]).encode()
