@@ -150,14 +150,17 @@ class Worker(GeventWorker):
         """Tell the master, every second, that all is well; cut connections that are late."""
         super().notify()
         while self.backlog and not self.alive:
-            with contextlib.closing(self.backlog.pop()) as listener:
+            # Closed by the system at once: gevent would wait, while more connections are made.
+            with SystemSocket(fileno=self.backlog.pop().detach()) as listener:
                 listener.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         self.rest.spawn(self.handle, listener, *listener.accept())
         now = time.monotonic()
         for connection in list(self.connections):
-            if now > connection.deadline or (connection.is_idle and not self.alive):
+            # At the end idle clients are not waited for, but a request may be on its way.
+            is_left = connection.is_idle and now > connection.since + self.exit_delay
+            if now > connection.deadline or (is_left and not self.alive):
                 connection.cut()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
