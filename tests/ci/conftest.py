@@ -10,9 +10,10 @@ import psycopg
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from storage import Storage
 from tests.conftest import ROWS
 from tests.support.postgresql import PostgreSQL, running_postgresql
-from tests.support.server import ROOT
+from tests.support.server import PATIENCE, ROOT
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -32,6 +33,14 @@ def postgresql() -> Iterator[PostgreSQL]:
 def postgresql_url(postgresql: PostgreSQL) -> str:
     """The URL of a database without a table: what `url` is for the tests of PostgreSQL."""
     return postgresql.new_schema()
+
+
+@pytest.fixture
+def postgresql_storage(postgresql_url: str) -> Iterator[Storage]:
+    """A storage whose table is there, as `storage` is."""
+    with contextlib.closing(Storage.from_url(postgresql_url, wait_limit=PATIENCE)) as storage:
+        storage.check_start()
+        yield storage
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from tests.support.server import PATIENCE, ROOT, Server, free_port, wait_until
 
 CACHE = Path("/var/cache/plants-ci")
 MAX_AGE = 7 * 24 * 3600  # seconds
-CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"  # of this machine's package registry
+CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
+REGISTRY = ("PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "http_proxy", "https_proxy", "no_proxy")
 IGNORED = shutil.ignore_patterns(".git", ".venv", ".node", ".*_cache", "__pycache__", "*.db*")
 ENTER = """
     mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm"
@@ -54,7 +55,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("machine")
     root.chmod(0o755)
     subprocess.run(["tar", "-C", root, "-xf", make_system()], check=True)
-    shutil.copy(f"/{CERTIFICATES}", root / CERTIFICATES)
+    shutil.copy(os.environ.get("PIP_CERT", f"/{CERTIFICATES}"), root / CERTIFICATES)
     subprocess.run(["chroot", root, "useradd", "--create-home", "somebody"], check=True)
     shutil.copytree(ROOT, root / "home/somebody/plant store", ignore=IGNORED)
     subprocess.run(["chroot", root, "chown", "-R", "somebody:", "/home/somebody"], check=True)
@@ -65,6 +66,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def on(machine: Path, command: str, **environment: str) -> list[str]:
     """Return the command line that runs a command there; it ends all that is begun there."""
     settings = {"HOME": "/home/somebody", "PATH": "/usr/bin:/bin", "PIP_CERT": f"/{CERTIFICATES}"}
+    settings |= {name: os.environ[name] for name in REGISTRY if name in os.environ}
     variables = [f"{name}={value}" for name, value in {**settings, **environment}.items()]
     enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER]
     command = f"cd '/home/somebody/plant store' && {command}"

@@ -1,11 +1,7 @@
 """The interface and the storage once more, on PostgreSQL."""
 
-import contextlib
-
 import pytest
 
-from storage import Storage
-from tests.support.server import PATIENCE
 from tests.test_app import *  # noqa: F403
 from tests.test_storage import *  # noqa: F403
 
@@ -17,11 +13,9 @@ def url(postgresql_url):
 
 
 @pytest.fixture
-def storage(postgresql_url):
+def storage(postgresql_storage):
     """A storage whose table is there."""
-    with contextlib.closing(Storage.from_url(postgresql_url, wait_limit=PATIENCE)) as storage:
-        storage.check_start()
-        yield storage
+    return postgresql_storage
 
 
 @pytest.fixture

@@ -32,6 +32,12 @@ def url(postgresql_url: str) -> str:
 
 
 @pytest.fixture
+def storage(postgresql_storage):
+    """A storage whose table is there."""
+    return postgresql_storage
+
+
+@pytest.fixture
 def stored(postgresql_stored):
     """Reads the rows of the table there."""
     return postgresql_stored
