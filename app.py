@@ -21,7 +21,7 @@ from bottle import BaseResponse, Bottle, HTTPError, Route, request, static_file
 from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import DEFAULT_URL, Conflict, StartRefused, Storage, Unavailable
 
-log = logging.getLogger("plants")
+log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
 Environ: TypeAlias = dict[str, Any]
 WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 

@@ -40,7 +40,7 @@ def check_in_child(results: "multiprocessing.SimpleQueue[tuple[str, str]]") -> N
 
     try:
         storage, _ = read_environment()
-        results.put((storage.check_start(), storage.describe()))
+        results.put((storage.check_start(), storage.engine.description))
         storage.close()
     except StartRefused as error:
         sys.exit(str(error))

@@ -46,7 +46,7 @@ REFUSED = re.compile(
     r"not permitted to log in|permission denied|SSL was required|: invalid "
 )
 
-log = logging.getLogger("plants")
+log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
 
 
 class LostConnection(Unavailable):
@@ -68,8 +68,7 @@ class PostgreSQLEngine(Engine):
         self._failure: Exception = Unavailable("PostgreSQL: connecting")
         self._is_away = False  # whether a batch has waited for a connection in vain
         self._is_local = False  # whether a commit did not wait for the standbys
-        self._description = "PostgreSQL, not reached yet"
-        self._has_table = bool(identity)
+        self.description, self.identity = "PostgreSQL, not reached yet", identity
         self.may_create, self.obstacle = False, ""
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
@@ -94,12 +93,6 @@ class PostgreSQLEngine(Engine):
                 yield from map(Plant._make, connection.cursor().stream(ALL_PLANTS, size=1000))
         except psycopg.Error as error:
             raise explain(error) from None
-
-    def identity(self) -> str:
-        return "seen" if self._has_table else ""
-
-    def describe(self) -> str:
-        return self._description
 
     def close(self) -> None:
         connecting, self._connecting = self._connecting, None
@@ -178,7 +171,7 @@ class PostgreSQLEngine(Engine):
                 f"PostgreSQL: the database is in {encoding}, not UTF8; name another in DATABASE_URL"
             )
         found = connection.execute(FIND_COLUMNS).fetchall()
-        if not found and not self._has_table:
+        if not found and not self.identity:
             # Of several processes that create it at once, those that come too late fail.
             too_late = map(psycopg.errors.lookup, ("23505", "42710", "42P07"))
             with contextlib.suppress(*too_late):
@@ -190,8 +183,8 @@ class PostgreSQLEngine(Engine):
                 f"made by: {SCHEMA}"
             )
         version = info.parameter_status("server_version")
-        self._description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
-        self._has_table = True
+        self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
+        self.identity = "seen"
 
 
 def parse_url(url: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ MAX_BATCH = 1000  # plants in one statement; SQLite allows 32,766 values
 ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
 ADVICE = "; mend that, or name another file on a local disk in DATABASE_URL"
 
-log = logging.getLogger("plants")
+log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
 
 
 class Conflict(Exception):
@@ -58,18 +58,17 @@ class Engine(Protocol):
 
     insert() stores durably the plants whose id is new; without plants, it proves that it could. If
     one plant is at fault it stores none and raises RowLocked, or what is not Unavailable. rows()
-    are all plants as of now, in the order of id. identity() tells the database from another one at
-    the same place; it is "" if that is unknown. close() ends a connection that insert() opened.
+    are all plants as of now, in the order of id. close() ends a connection that insert() opened.
     """
 
+    description: str  # what the database is and where, without a password
+    identity: str  # what tells it from another one at the same place; "" before it was seen
     may_create: bool  # whether insert() may make a database where there is none
     obstacle: str  # what insert() is waiting for, if that is known
     blocks: bool = False  # whether waiting stops all greenlets
 
     def insert(self, plants: Sequence[Plant]) -> Inserted: ...
     def rows(self) -> Iterator[Plant]: ...
-    def identity(self) -> str: ...
-    def describe(self) -> str: ...
     def close(self) -> None: ...
 
 
@@ -81,7 +80,7 @@ class Storage:
     ) -> None:
         """Leave the database alone until it is used; `wait_limit` is in seconds."""
         self.inserted = 0  # plants that were new to the database
-        self._engine, self._wait_limit = engine, wait_limit
+        self.engine, self._wait_limit = engine, wait_limit
         self._commit = GroupCommit(self._write, engine, max_batch)
 
     @classmethod
@@ -128,22 +127,18 @@ class Storage:
 
         Nothing else creates one: a database that goes away later must not be replaced in silence.
         """
-        self._engine.may_create = True
+        self.engine.may_create = True
         error = self._wait(self._commit.submit(None), self._wait_limit)
-        self._engine.may_create = False
+        self.engine.may_create = False
         if isinstance(error, StartRefused):
             raise error
         if error:
             log.warning("starting with 503 for all plants until this has passed: %s", error)
-        return self._engine.identity()
-
-    def describe(self) -> str:
-        """Return what the database is and where, for the log."""
-        return self._engine.describe()
+        return self.engine.identity
 
     def rows(self) -> Iterator[Plant]:
         """Return all plants as of now, in the order of id, read one at a time."""
-        return self._engine.rows()
+        return self.engine.rows()
 
     def close(self) -> None:
         """Close the connection; the storage opens another when it is used again."""
@@ -153,14 +148,14 @@ class Storage:
         if entry.done.wait(timeout):
             return entry.error
         entry.is_abandoned = True
-        obstacle = self._engine.obstacle or "the storage does not answer"
+        obstacle = self.engine.obstacle or "the storage does not answer"
         return Unavailable(f"gave up after {timeout:.3g} s: {obstacle}")
 
     def _write(self, batch: Batch) -> Outcomes:
         # Sorted, as two batches with the same plants in different order can deadlock.
         plants = sorted((plant for plant in batch if plant is not None), key=attrgetter("id"))
         try:
-            new, stored = self._engine.insert(plants)
+            new, stored = self.engine.insert(plants)
         except Exception as error:
             is_for_all = isinstance(error, Unavailable) and not isinstance(error, RowLocked)
             if is_for_all or len(batch) == 1:
@@ -291,7 +286,8 @@ class SQLiteEngine(Engine):
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
         # SQLite keeps its other files beside what a link leads to.
         self._path = os.path.realpath(path)
-        self._identity, self._busy_timeout = identity, busy_timeout
+        self.identity, self._busy_timeout = identity, busy_timeout
+        self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._connection: sqlite3.Connection | None = None
         self._files: list[tuple[int, int]] = []  # that the connection has open
         self.may_create, self.obstacle = False, ""
@@ -324,12 +320,6 @@ class SQLiteEngine(Engine):
         except sqlite3.Error as error:
             raise Unavailable(f"{self._path}: {error}") from None
 
-    def identity(self) -> str:
-        return "".join(f"{device}:{inode}" for device, inode in self._find_inodes(""))
-
-    def describe(self) -> str:
-        return f"SQLite {sqlite3.sqlite_version} in {self._path}"
-
     def close(self) -> None:
         if self._connection is not None:
             with self._locked():
@@ -352,20 +342,21 @@ class SQLiteEngine(Engine):
 
     def _open(self) -> sqlite3.Connection:
         """Connect, and create the file if that is allowed now and there is none."""
-        found = self.identity()
+        found = self._find_inodes("")
         # Before SQLite opens the file: it would play the -wal of another one into it.
-        if found and self._identity not in ("", found):
+        if found and self.identity not in ("", str(found)):
             raise StartRefused(f"{self._path} was replaced under the service: restart it")
         is_new = self.may_create and not found
         connection = self._connect("rwc" if is_new else "rw")
         try:
             self._prepare(connection, is_new)
             self._files = self._find_inodes("", "-wal", "-shm")
-            if found and found != self.identity():
+            if found and found != self._files[:1]:
                 raise Unavailable(f"{self._path} was replaced while it was opened")
         except BaseException:
             connection.close()
             raise
+        self.identity = str(self._files[:1])
         self._connection = connection
         return connection
 

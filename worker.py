@@ -6,10 +6,8 @@ configuration file anew at SIGHUP, but keeps the logger that it has.
 
 import contextlib
 import json
-import logging
 import os
 import random
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-import gevent.pool
+import gevent
 import gevent.socket
 from gevent import monkey
 from gunicorn import glogging
@@ -31,7 +29,7 @@ from gunicorn.workers.ggevent import GeventWorker
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 SystemSocket = monkey.get_original("socket", "socket")
-DISCARD_LIMIT = 2**16  # bytes of a body that nobody reads
+DISCARD_LIMIT = 2**16  # bytes of a body that the application has not read
 CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
 
 
@@ -104,20 +102,14 @@ class Worker(GeventWorker):
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
 
-    def init_process(self) -> None:
-        """Begin to serve; until then SIGTERM ends the process, where gunicorn would miss it."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        super().init_process()
-
     def run(self) -> None:
         """Serve until told to end, then also the connections that nobody had accepted yet."""
         self.backlog = [listener.dup() for listener in self.sockets]
-        self.rest = gevent.pool.Pool()
         super().run()
         deadline = time.monotonic() + self.cfg.graceful_timeout
-        while (self.backlog or self.rest) and time.monotonic() < deadline:
+        while (self.backlog or self.connections) and time.monotonic() < deadline:
             self.notify()
-            self.rest.join(timeout=0.1)
+            gevent.sleep(0.1)
 
     def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
         """Set no timer for a request: notify() looks at all deadlines."""
@@ -142,9 +134,12 @@ class Worker(GeventWorker):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
-        discard_body(req)
-        sock.wait(self.cfg.keepalive)
-        gevent.sleep(0)
+        with contextlib.suppress(errors.ParseException):  # which would be a second answer
+            if len(req.body.read(DISCARD_LIMIT)) < DISCARD_LIMIT:
+                sock.wait(self.cfg.keepalive)
+                gevent.sleep(0)
+                return
+        raise StopIteration  # what follows is no request, or far away
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; cut connections that are late."""
@@ -155,7 +150,7 @@ class Worker(GeventWorker):
                 listener.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        self.rest.spawn(self.handle, listener, *listener.accept())
+                        gevent.spawn(self.handle, listener, *listener.accept())
         now = time.monotonic()
         for connection in list(self.connections):
             # At the end idle clients are not waited for, but a request may be on its way.
@@ -202,21 +197,8 @@ def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
         yield chunk
 
 
-def discard_body(req: Any) -> None:
-    """Read what the application left of a body; end the connection if it is long or broken."""
-    with contextlib.suppress(errors.ParseException):  # which would be a second answer
-        if len(req.body.read(DISCARD_LIMIT)) < DISCARD_LIMIT:
-            return
-    raise StopIteration
-
-
 class AccessLogger(glogging.Logger):
     """gunicorn's logger with an access log that no request can forge and that has no secrets."""
-
-    def setup(self, cfg: Any) -> None:
-        """Send the application's log the way of gunicorn's own."""
-        super().setup(cfg)
-        logging.getLogger("plants").handlers = self.error_log.handlers
 
     def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """Name an exception, no more: gunicorn's for a head cut short says all that came of it."""

@@ -22,7 +22,7 @@ class MemoryEngine(Engine):
     """An engine in memory. Each write waits for `go`, and fails with `failure` if there is one."""
 
     def __init__(self) -> None:
-        self.may_create, self.obstacle = False, ""
+        self.may_create, self.obstacle, self.identity = False, "", ""
         self.table: dict[int, Plant] = {}
         self.batches: list[list[Plant]] = []
         self.go = threading.Event()
