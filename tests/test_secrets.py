@@ -6,35 +6,23 @@ import os
 import signal
 import socket
 import sqlite3
-from collections.abc import Callable
-
-import psycopg
-import pytest
+from pathlib import Path
 
 from app import BODY_LIMIT
-from tests.support.server import Server, receive, settings_with
+from tests.support.server import Server, receive
 from tests.support.wire import answers
 
 GOOD, BAD = "canary-good-0123456789", "canary-bad-0123456789"
 PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}
 
 
-@pytest.fixture
-def refuse_inserts(url: str) -> Callable[[str], None]:
-    """Makes the database refuse one plant, in a way that the service does not know."""
-
-    def refuse(name: str) -> None:
-        if url.startswith("sqlite:"):
-            with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-                connection.execute(
-                    f"CREATE TRIGGER refuse BEFORE INSERT ON plants WHEN NEW.name = '{name}' "
-                    "BEGIN SELECT RAISE(ABORT, 'refused'); END"
-                )
-        else:
-            with psycopg.connect(url, autocommit=True) as connection:
-                connection.execute(f"ALTER TABLE plants ADD CHECK (name <> '{name}')")
-
-    return refuse
+def refuse_inserts(database: Path, name: str) -> None:
+    """Make the database refuse one plant, in a way that the service does not know."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute(
+            f"CREATE TRIGGER refuse BEFORE INSERT ON plants WHEN NEW.name = '{name}' "
+            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        )
 
 
 def message(start: str, *headers: str, body: str = "", token: str = GOOD) -> bytes:
@@ -90,15 +78,13 @@ def exchange(server: Server, data: bytes, ends: bool = True) -> bytes:
         return receive(connection)
 
 
-def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(
-    serve, tmp_path, refuse_inserts, taken_away
-):
+def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(serve, database, taken_away):
     """At the level debug too, where gunicorn says more; and only an Error quotes what is wrong."""
-    settings = settings_with(tmp_path, REQUEST_LIMIT=1.0)
-    server = serve(settings, "--log-level=debug", PLANTS_TOKENS=f"{GOOD},{GOOD}-2")
+    short = "--worker-class=tests.support.workers.Short"
+    server = serve(short, "--log-level=debug", PLANTS_TOKENS=f"{GOOD},{GOOD}-2")
     server.may_fail = True  # a bug is logged with a traceback
     assert server.port
-    refuse_inserts("canary-bug")
+    refuse_inserts(database, "canary-bug")
     said = [(status, exchange(server, data)) for data, status in REQUESTS.values()]
     with taken_away():
         said += [(503, exchange(server, REQUESTS[name][0])) for name in ("stored", "healthy")]

@@ -3,7 +3,6 @@
 What takes longer, or other options of gunicorn, is in tests/ci/test_server.py.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -61,32 +60,43 @@ def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, st
     assert stored() == [(7, "Monstera", "indoor")]
 
 
-def test_sigterm_lets_requests_in_flight_finish(serve, database, stored):
-    """A request that was begun is answered and stored, then the server ends with status 0."""
-    server = serve()
-    body = json.dumps(MONSTERA).encode()
-    with server.connect() as connection:
-        connection.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
-        assert connection.recv(2**16).startswith(b"HTTP/1.1 100")
-        server.signal(signal.SIGTERM)
-        wait_until(lambda: "Handling signal: term" in server.err)
-        connection.sendall(body)
-        assert answers(receive(connection))[0][0] == 200
-    assert server.wait() == 0
-    assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
-    assert stored() == [(7, "Monstera", "indoor")]
+def test_sigterm_drops_nothing(serve, database, stored):
+    """Each connection that was made gets its answer, also for a request that was only begun.
 
-
-def test_sigterm_under_load_drops_nothing(serve, stored):
-    """Each connection that was made gets its answer, and then no more can be made."""
-    server = serve()
-    with Writers(server.port) as writers:
+    Idle clients are not waited for, though they may wait for longer than this test does.
+    """
+    server = serve("--keep-alive=600", "--graceful-timeout=600")
+    with (
+        Writers(server.port, first=100) as writers,
+        server.connect() as begun,
+        server.connect() as idle,
+    ):
+        idle.sendall(post(MONSTERA))
+        assert receive_answer(idle).startswith(b"HTTP/1.1 200")
+        body = b'{"id": -1, "name": "begun"}'
+        begun.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert begun.recv(2**16).startswith(b"HTTP/1.1 100")
         assert writers.goes_on()
         server.signal(signal.SIGTERM)
+        wait_until(lambda: writers.failures)  # nobody listens any more
+        begun.sendall(body)
+        assert answers(receive(begun)) == [(200, {"name": "begun"})]
         assert server.wait() == 0
+        assert receive(idle) == b""
+    dropped_nothing(writers)
+    assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
+    rows = {number: name for number, name, _ in stored()}
+    assert rows == writers.acknowledged | {-1: "begun", 7: "Monstera"}
+
+
+def dropped_nothing(writers: Writers) -> None:
+    """Assert that every request was answered with 200 until connections were refused.
+
+    The system resets one that is made between the last accept() and the close() of the listener.
+    """
     assert set(writers.answers) == {200}
-    assert set(writers.failures) <= {ConnectionRefusedError}
-    assert writers.acknowledged == {number: name for number, name, _ in stored()}
+    assert set(writers.failures) <= {ConnectionRefusedError, ConnectionResetError}
+    assert writers.failures[ConnectionResetError] <= 1
 
 
 # bodies over raw sockets
@@ -259,26 +269,32 @@ def test_a_failure_of_the_server_itself_is_an_error_too(serve, tmp_path):
 # the access log
 
 
-def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(serve):
+def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server):
     """Method, path without the query, status, bytes, time and request id."""
-    server = serve()
     path = "/a%0A127.0.0.1%20-%20forged%0D%1B%5B31m%22%E2%80%A8"
-    _, headers, _ = server.request("GET", "/openapi.json", headers={"X-Request-ID": "my-id"})
-    server.request("GET", f"{path}?secret=canary")
-    server.send(b"POST /plants HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    start = len(server.out)
+    answers = [
+        server.request("GET", "/openapi.json", headers={"X-Request-ID": "my-id"}),
+        server.request("GET", f"{path}?secret=canary"),
+        server.request("GET", "/healthz"),  # is left out
+        server.request("POST", "/plants"),
+    ]
     server.send(b"canary\r\n\r\n")
-    assert server.request("GET", "/healthz")[0] == 200  # is left out
-    server.signal(signal.SIGTERM)
-    assert server.wait() == 0
+    lines = wait_until(lambda: (new := server.out[start:].splitlines())[3:] and new)
     form = r'127\.0\.0\.1 - - \[\d\d/\w+/\d+:\d\d:\d\d:\d\d [+-]\d{4}\] "(.+)" (\d+) (\d+) '
     form += r"\d+\.\d{4}s (\S+)"
-    lines = {re.fullmatch(form, line).groups() for line in server.out.splitlines()}
-    requests = {request: (status, length, name) for request, status, length, name in lines}
-    assert len(server.out.splitlines()) == 4
-    assert requests["GET /openapi.json"] == ("200", headers["content-length"], "my-id")
-    assert requests[f"GET {path}"][0] == "404"
-    assert requests["POST /plants"][0] == "401"
-    assert requests["InvalidRequestLine"][0] == "400"
+    assert [re.fullmatch(form, line)[1] for line in lines] == [
+        "GET /openapi.json",
+        f"GET {path}",
+        "POST /plants",
+        "InvalidRequestLine",
+    ]
+    for line, (status, headers, _) in zip(
+        lines, [answers[0], answers[1], answers[3]], strict=False
+    ):
+        _, *found = re.fullmatch(form, line).groups()
+        assert found == [f"{status}", headers["content-length"], headers["x-request-id"]]
+    assert [answer[0] for answer in answers] == [200, 404, 200, 401]
     assert "canary" not in server.out + server.err
 
 
@@ -300,23 +316,3 @@ def test_a_client_with_many_requests_at_once_does_not_hold_up_others(server):
         reader.join(PATIENCE)
     assert wait_until(lambda: server.out.count(" many\n") == 5001)
     assert server.out.index(" other\n") < server.out.rindex(" many\n")
-
-
-def test_clients_that_send_without_end_do_not_hold_up_others(server):
-    """What is read of a body that nobody wants is bounded, also for a client in a hurry."""
-    endless = [HEAD + b"Content-Length: 9999999999\r\n\r\n", b"nonsense\r\n\r\n"]
-
-    def send(head: bytes) -> None:
-        with contextlib.suppress(OSError), server.connect() as connection:
-            connection.sendall(head)
-            while True:
-                connection.sendall(b" " * 2**20)
-
-    senders = [threading.Thread(target=send, args=[head]) for head in endless * 2]
-    for sender in senders:
-        sender.start()
-    for _ in range(20):
-        assert server.request("GET", "/openapi.json")[0] == 200
-    for sender in senders:
-        sender.join(PATIENCE)
-        assert not sender.is_alive()

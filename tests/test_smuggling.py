@@ -6,30 +6,27 @@ what is one request (sections 6.3 and 7.1); what is not clear must be refused.
 
 import json
 import socket
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from app import BODY_LIMIT
 from schemas import VALIDATORS
-from tests.support.server import TOKEN, Server, receive
-from tests.support.wire import HEAD, MONSTERA, answers, chunked
+from tests.support.server import TOKEN, Server, receive, running
+from tests.support.wire import HEAD, MONSTERA, answers, chunked, post
 
 PLANT = json.dumps(MONSTERA).encode()
 EVIL = b'{"id": 666, "name": "smuggled"}'
 HIDDEN = HEAD + b"Content-Length: %d\r\n\r\n" % len(EVIL) + EVIL
+NEXT = post({"id": 667, "name": "next"})
 AFTER = b"GET /after HTTP/1.1\r\nHost: localhost\r\n\r\n"  # answered with 404 if it is reached
 
 
-@pytest.fixture
-def url(database: Path) -> str:
-    """SQLite alone: what is tested here is the server."""
-    return f"sqlite:///{database}"
-
-
-@pytest.fixture
-def server(serve):
-    return serve(WEB_CONCURRENCY="1")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all of these tests."""
+    with running(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
+        yield server
 
 
 def exchange(server: Server, data: bytes) -> list[int]:
@@ -72,7 +69,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("way", ["Content-Length", "chunked"])
-def test_no_request_is_served_from_the_body_of_another(server, stored, way):
+def test_no_request_is_served_from_the_body_of_another(server, way):
     """Whatever is answered, and whether or not the body was read, the next request is behind it."""
     if way == "chunked":
         body = b"Transfer-Encoding: chunked\r\n\r\n" + chunked(HIDDEN, HIDDEN, b"")
@@ -80,10 +77,10 @@ def test_no_request_is_served_from_the_body_of_another(server, stored, way):
         body = b"Content-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN
     cases = {name: (head + body + AFTER, [status, 404]) for name, (head, status) in ROUTES.items()}
     assert differ(server, cases) == {}
-    assert stored() == []
+    assert server.stored(666) is None
 
 
-def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server, stored):
+def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
     """Beyond what a server is willing to throw away nothing can be told from it."""
     many = HIDDEN * (2 * BODY_LIMIT // len(HIDDEN))
     length = b"Content-Length: %d\r\n\r\n" % len(many)
@@ -99,28 +96,28 @@ def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server, stored):
         "closed": (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN, [400]),
     }
     assert differ(server, cases) == {}
-    assert stored() == []
+    assert server.stored(666) is None
 
 
-def test_what_is_behind_a_body_is_a_request_of_its_own(server, stored):
+def test_what_is_behind_a_body_is_a_request_of_its_own(server):
     """Pipelining (RFC 9112 section 9.3.2): the lengths say where one ends, nothing else does."""
     cases = {
-        "length": (HEAD + b"Content-Length: 2\r\n\r\n{}" + HIDDEN, [400, 200]),
-        "zeros before a length": (HEAD + b"Content-Length: 0002\r\n\r\n{}" + HIDDEN, [400, 200]),
-        "chunked": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN, [400, 200]),
-        "in capitals": (HEAD + b"TRANSFER-ENCODING:\tCHUNKED \r\n\r\n00\r\n\r\n" + HIDDEN,
+        "length": (HEAD + b"Content-Length: 2\r\n\r\n{}" + NEXT, [400, 200]),
+        "zeros before a length": (HEAD + b"Content-Length: 0002\r\n\r\n{}" + NEXT, [400, 200]),
+        "chunked": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + NEXT, [400, 200]),
+        "in capitals": (HEAD + b"TRANSFER-ENCODING:\tCHUNKED \r\n\r\n00\r\n\r\n" + NEXT,
                         [400, 200]),
         "a chunk's extension": (
-            HEAD + b'Transfer-Encoding: chunked\r\n\r\n2;a=b;c="; "\r\n{}\r\n0;d\r\n\r\n' + HIDDEN,
+            HEAD + b'Transfer-Encoding: chunked\r\n\r\n2;a=b;c="; "\r\n{}\r\n0;d\r\n\r\n' + NEXT,
             [400, 200],
         ),
-        "a trailer": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: a\r\n\r\n" + HIDDEN,
+        "a trailer": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: a\r\n\r\n" + NEXT,
                       [400, 200]),
-        "no body": (HEAD + b"\r\n" + HIDDEN, [400, 200]),
-        "a line before": (b"\r\n" + HIDDEN, [200]),
+        "no body": (HEAD + b"\r\n" + NEXT, [400, 200]),
+        "a line before": (b"\r\n" + NEXT, [200]),
     }  # fmt: skip
     assert differ(server, cases) == {}
-    assert stored() == [(666, "smuggled", None)]
+    assert server.stored(667) == (667, "next", None)
 
 
 # what is not clear
@@ -189,13 +186,13 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
-def test_headers_that_are_not_clear_are_refused(server, stored, version):
+def test_headers_that_are_not_clear_are_refused(server, version):
     """One Error, and nothing that follows is read as a request."""
     head = HEAD.replace(b"HTTP/1.1", version)
     rest = b"\r\n\r\n0\r\n\r\n" + HIDDEN
     cases = {name: (head + line + rest, [status]) for name, (line, status) in HEADERS.items()}
     assert differ(server, cases) == {}
-    assert stored() == []
+    assert server.stored(666) is None
 
 
 HEADS = {
@@ -217,11 +214,11 @@ HEADS = {
 }
 
 
-def test_heads_that_are_not_clear_are_refused(server, stored):
+def test_heads_that_are_not_clear_are_refused(server):
     """The same for what comes before the headers, and for line ends."""
     cases = {name: (head + b"0\r\n\r\n" + HIDDEN, [400]) for name, head in HEADS.items()}
     assert differ(server, cases) == {}
-    assert stored() == []
+    assert server.stored(666) is None
 
 
 CHUNKS = {
@@ -262,22 +259,22 @@ CHUNKS = {
 }
 
 
-def test_chunks_that_are_not_clear_are_refused(server, stored):
+def test_chunks_that_are_not_clear_are_refused(server):
     """Also where what came before the fault was a whole plant; a 401 stays the only answer."""
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     nobody = head.replace(b"Bearer", b"Basic")
-    for start, status in ((head + chunked(PLANT), 400), (nobody, 401)):
+    for start, status in ((head + chunked(EVIL), 400), (nobody, 401)):
         cases = {name: (start + rest + HIDDEN, [status]) for name, rest in CHUNKS.items()}
         assert differ(server, cases) == {}
-    assert stored() == []
+    assert server.stored(666) is None
 
 
-def test_a_token_in_a_trailer_lets_nobody_in(server, stored):
+def test_a_token_in_a_trailer_lets_nobody_in(server):
     """Also none that a proxy would have to merge into the headers."""
     head = HEAD.replace(b"Authorization", b"X") + b"Transfer-Encoding: chunked\r\n\r\n"
     trailer = CHUNKS["a token in a trailer"]
     assert exchange(server, head + chunked(EVIL) + trailer) == [401]
-    assert stored() == []
+    assert server.stored(666) is None
 
 
 # targets and methods
@@ -318,7 +315,7 @@ TARGETS = {
 }
 
 
-def test_only_the_target_of_the_plants_stores_one(server, stored):
+def test_only_the_target_of_the_plants_stores_one(server):
     """What looks like it is not found, and nothing of the sort is a failure."""
     length = b"Content-Length: %d\r\n\r\n" % len(PLANT)
     cases = {
@@ -326,12 +323,12 @@ def test_only_the_target_of_the_plants_stores_one(server, stored):
         for target, status in TARGETS.items()
     }
     assert differ(server, cases) == {}
-    assert stored() == [(7, "Monstera", "indoor")]
+    assert server.stored(7) == (7, "Monstera", "indoor")
 
 
-def test_no_header_or_query_makes_of_a_method_another(server, stored):
+def test_no_header_or_query_makes_of_a_method_another(server):
     """As frameworks have it for forms."""
     for line in (b"X-HTTP-Method-Override", b"X-HTTP-Method", b"X-Method-Override", b"_method"):
         head = HEAD.replace(b"POST /plants", b"GET /plants?_method=POST") + line + b": POST\r\n"
-        assert exchange(server, head + b"Content-Length: %d\r\n\r\n" % len(PLANT) + PLANT) == [405]
-    assert stored() == []
+        assert exchange(server, head + b"Content-Length: %d\r\n\r\n" % len(EVIL) + EVIL) == [405]
+    assert server.stored(666) is None
