@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bottle import BaseResponse, Bottle, HTTPError, Route, request, static_file
+from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request, static_file
 
 from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import DEFAULT_URL, Conflict, StartRefused, Storage, Unavailable
@@ -31,16 +31,21 @@ TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.
 ORIGIN = re.compile(  # as browsers send it: in lower case, without the scheme's own port
     r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
 )
+ADVICE = {
+    "PLANTS_TOKENS": "tokens of at least 16 letters, digits or -._~+/, separated by commas; to "
+    "make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
+    "PLANTS_CORS_ORIGINS": "origins like https://example.org in lower case, separated by commas, "
+    "or *",
+}
 HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.IGNORECASE)
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
-ALLOWED = "Access-Control-Allow-Origin"
 SHARED = ("/plants", "/openapi.json")  # with pages of other origins
-PREFLIGHT = [
-    ("Access-Control-Allow-Methods", "GET, POST"),
-    ("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-ID"),
-    ("Access-Control-Max-Age", "600"),  # seconds
-]
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Request-ID",
+    "Access-Control-Max-Age": "600",  # seconds
+}
 HTML = ("Content-Type", BaseResponse.default_content_type)  # Bottle's, where a route sets none
 JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 NOSNIFF = ("X-Content-Type-Options", "nosniff")
@@ -76,32 +81,17 @@ def read_environment(**options: float) -> tuple[Storage, WSGIApp]:
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
     storage = Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), **options)
-    tokens = parse_tokens(os.environ.get("PLANTS_TOKENS", ""))
-    origins = parse_origins(os.environ.get("PLANTS_CORS_ORIGINS"))
+    tokens = read_list("PLANTS_TOKENS", TOKEN)
+    shared = "PLANTS_CORS_ORIGINS" in os.environ
+    origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if shared else []
     return storage, create_app(storage, tokens, origins)
 
 
-def parse_origins(setting: str | None) -> list[str]:
-    """Return the origins (RFC 6454, 6.2) in `setting`; none if it is None. Raises StartRefused."""
-    if setting is None:
-        return []
-    advice = "* or origins like https://example.org, in lower case and without a path"
-    return parse_list("PLANTS_CORS_ORIGINS", setting, ORIGIN, advice)
-
-
-def parse_tokens(setting: str) -> list[str]:
-    """Return the tokens in `setting`. Raises StartRefused if there is none, or a bad one."""
-    advice = "one or more tokens of at least 16 letters, digits or -._~+/ each"
-    how = "; to make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
-    return parse_list("PLANTS_TOKENS", setting, TOKEN, advice, how)
-
-
-def parse_list(
-    name: str, setting: str, form: re.Pattern[str], advice: str, how: str = ""
-) -> list[str]:
-    parts = re.findall(r"[^,\s]+", setting)
+def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
+    """Return the parts of an environment variable. Raises StartRefused for a bad one, or none."""
+    parts = re.findall(r"[^,\s]+", os.environ.get(variable, ""))
     if not parts or not all(map(form.fullmatch, parts)):
-        raise StartRefused(f"{name} must be {advice}, separated by commas{how}")
+        raise StartRefused(f"{variable} must be {ADVICE[variable]}")
     return parts
 
 
@@ -121,6 +111,9 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     for path, name in [("/", "index.html"), *((f"/{name}", name) for name in PAGE)]:
         page = partial(static_file, name, STATIC, charset="utf-8", headers=PAGE_HEADERS)
         app.route(path, callback=page, **public)
+    for path in SHARED if origins else ():  # browsers ask before they send a token
+        preflight = partial(HTTPResponse, status=204, headers=PREFLIGHT)
+        app.route(path, "OPTIONS", preflight, skip=[BearerPlugin.name])
     return partial(serve, app, origins)
 
 
@@ -260,6 +253,9 @@ def serve(
         request_id = f"{random.getrandbits(128):032x}"
     environ["plants.request_id"] = request_id
     common = [("X-Request-ID", request_id), NOSNIFF]
+    path, host = environ["PATH_INFO"], environ.get("HTTP_HOST", "")
+    if origins and path in SHARED:
+        common += allow_origin(environ.get("HTTP_ORIGIN", ""), origins)
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if HTML in headers:
@@ -267,20 +263,11 @@ def serve(
             headers += JSON
         return start_response(status, headers + common, exc_info)
 
-    path = environ["PATH_INFO"]
-    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(
-        environ.get("HTTP_HOST", "")
-    ):
+    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(host):
         return refuse_host(environ, start)
-    if origins and path in SHARED:
-        common += allow_origin(environ, origins)
-        if environ["REQUEST_METHOD"] == "OPTIONS" and ALLOWED in dict(common):
-            start("204 No Content", PREFLIGHT)
-            return []
     if not path.isascii():  # Bottle drops what is not UTF-8, and would find /plants in /pl%ffants
-        environ["PATH_INFO"] = (
-            path.encode("latin1").decode(errors="replace").encode().decode("latin1")
-        )
+        text = path.encode("latin1").decode(errors="replace")
+        environ["PATH_INFO"] = text.encode().decode("latin1")
     return app(environ, start)
 
 
@@ -291,13 +278,12 @@ def refuse_host(environ: Environ, start: Callable[..., Any]) -> list[bytes]:
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
 
-def allow_origin(environ: Environ, origins: Collection[str]) -> list[tuple[str, str]]:
+def allow_origin(origin: str, origins: Collection[str]) -> list[tuple[str, str]]:
     """Return the headers that let a page of `origins` read the answer (fetch.spec.whatwg.org)."""
-    origin = environ.get("HTTP_ORIGIN", "")
     headers = [("Vary", "Origin")]
     if origin and ("*" in origins or origin in origins):
         headers += [
-            (ALLOWED, "*" if "*" in origins else origin),
+            ("Access-Control-Allow-Origin", "*" if "*" in origins else origin),
             ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
         ]
     return headers

@@ -68,18 +68,17 @@ def when_ready(server: Any) -> None:
     """Say what runs where, and how to store a plant if only this process knows the token."""
     software = f"Python {platform.python_version()}, gunicorn {__version__}, {server.storage}"
     size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} connections"
-    addresses = [
-        str(listener).replace("//0.0.0.0:", "//127.0.0.1:") for listener in server.LISTENERS
-    ]
-    server.log.info("plants: %s; %s at %s", software, size, ", ".join(addresses))
+    addresses = ", ".join(map(str, server.LISTENERS)).replace("//0.0.0.0:", "//127.0.0.1:")
+    server.log.info("plants: %s; %s at %s", software, size, addresses)
+    address = addresses.partition(",")[0]
     if token_is_new:
-        where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", addresses[0])
+        where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", address)
         print(
             "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
             f"curl {where}/plants -H 'Content-Type: application/json' \\\n"
             f"  -H 'Authorization: Bearer {os.environ['PLANTS_TOKENS']}' \\\n"
             """  -d '{"id": 7, "name": "Monstera", "tag": "indoor"}'\n\n"""
-            f"A page to try it is at {addresses[0]}/\n",
+            f"A page to try it is at {address}/\n",
             file=sys.stderr,
         )
 

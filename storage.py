@@ -26,6 +26,8 @@ WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 MAX_BATCH = 1000  # plants in one statement; SQLite allows 32,766 values
 ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
+# A variable that each sets: Heroku and Dokku, Render, Railway, Fly.io, Google Cloud Run.
+PLATFORMS = ("DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SERVICE")
 ADVICE = "; mend that, or name another file on a local disk in DATABASE_URL"
 
 log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
@@ -263,6 +265,13 @@ def insert_new(
     return new, {row[0]: Plant(*row) for row in found}
 
 
+def is_ephemeral(directory: str) -> bool:
+    """Tell whether the platform throws this directory away, like the code's and /tmp."""
+    places = filter(os.path.exists, (directory, os.path.dirname(__file__), "/tmp"))  # noqa: S108
+    device, *ephemeral = [os.stat(place).st_dev for place in places]
+    return not os.environ.keys().isdisjoint(PLATFORMS) and device in ephemeral
+
+
 class SQLiteEngine(Engine):
     """A SQLite file in WAL mode, synced at every commit (sqlite.org/wal.html).
 
@@ -288,6 +297,8 @@ class SQLiteEngine(Engine):
         self._path = os.path.realpath(path)
         self.identity, self._busy_timeout = identity, busy_timeout
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
+        if is_ephemeral(os.path.dirname(self._path)):
+            self.description += ", which is thrown away at each deploy: name a file on a volume"
         self._connection: sqlite3.Connection | None = None
         self._files: list[tuple[int, int]] = []  # that the connection has open
         self.may_create, self.obstacle = False, ""

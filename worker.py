@@ -97,6 +97,7 @@ class Worker(GeventWorker):
     linger_limit = 3.0  # seconds for a client that is still sending to read its answer
     chunk_limit = 2**13  # chunks of a body: each costs time
     exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
+    timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() has all deadlines
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -110,10 +111,6 @@ class Worker(GeventWorker):
         while (self.backlog or self.connections) and time.monotonic() < deadline:
             self.notify()
             gevent.sleep(0.1)
-
-    def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
-        """Set no timer for a request: notify() looks at all deadlines."""
-        return contextlib.nullcontext()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""

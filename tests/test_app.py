@@ -12,7 +12,8 @@ import pytest
 from bottle import Bottle
 from webtest import TestApp, TestRequest
 
-from app import BODY_LIMIT, BearerPlugin, create_app, parse_tokens
+from app import BODY_LIMIT, BearerPlugin, create_app, read_list
+from app import TOKEN as TOKEN_FORM
 from schemas import VALIDATORS, Plant
 from storage import StartRefused
 from tests.support.server import TOKEN
@@ -543,9 +544,10 @@ def test_a_route_that_says_nothing_asks_for_a_token():
         ("a/b+c.d_e~f-0123456789==", ["a/b+c.d_e~f-0123456789=="]),
     ],
 )
-def test_tokens_are_separated_by_commas_or_white_space(setting, tokens):
+def test_tokens_are_separated_by_commas_or_white_space(monkeypatch, setting, tokens):
     """One or several b64tokens (RFC 6750 section 2.1)."""
-    assert parse_tokens(setting) == tokens
+    monkeypatch.setenv("PLANTS_TOKENS", setting)
+    assert read_list("PLANTS_TOKENS", TOKEN_FORM) == tokens
 
 
 @pytest.mark.parametrize(
@@ -553,8 +555,9 @@ def test_tokens_are_separated_by_commas_or_white_space(setting, tokens):
     ["", " ", ",", "short", "0123456789abcde", "good-token-01234567 short", "a:colon-0123456789",
      "=0123456789abcdef", "töken-0123456789abcdef"],
 )  # fmt: skip
-def test_blank_short_or_malformed_tokens_are_refused(setting):
+def test_blank_short_or_malformed_tokens_are_refused(monkeypatch, setting):
     """The refusal says how to make one, and does not repeat what was set."""
+    monkeypatch.setenv("PLANTS_TOKENS", setting)
     with pytest.raises(StartRefused, match=r"PLANTS_TOKENS .*token_urlsafe") as refusal:
-        parse_tokens(setting)
+        read_list("PLANTS_TOKENS", TOKEN_FORM)
     assert not setting.strip(" ,") or setting not in str(refusal.value)
