@@ -1,38 +1,25 @@
 """Bodies that are no plant, no JSON or nothing at all: each is taken or refused as it should be."""
 
-import http.client
-import json
 import re
 from collections.abc import Callable
 
 import pytest
+from webtest import TestApp
 
 from schemas import VALIDATORS
 from tests.support.json_cases import OTHERS, REFUSED, TEXTS
-from tests.support.server import HEADERS, PATIENCE
+from tests.support.server import HEADERS
 
 
-@pytest.fixture(params=["application", "server"])
-def post(request: pytest.FixtureRequest) -> Callable[[bytes], tuple[int, dict]]:
-    """Posts a body to the application itself or to one that runs; returns status and answer."""
-    if request.param == "application":
-        client = request.getfixturevalue("client")
+@pytest.fixture
+def post(client: TestApp) -> Callable[[bytes], tuple[int, dict]]:
+    """Posts a body to the application; returns the status and the answer."""
 
-        def post_to_client(body: bytes) -> tuple[int, dict]:
-            answer = client.post("/plants", body, HEADERS, expect_errors=True)
-            return answer.status_int, answer.json
+    def post_to_client(body: bytes) -> tuple[int, dict]:
+        answer = client.post("/plants", body, HEADERS, expect_errors=True)
+        return answer.status_int, answer.json
 
-        return post_to_client
-    server = request.getfixturevalue("serve")()
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
-
-    def post_to_server(body: bytes) -> tuple[int, dict]:
-        connection.request("POST", "/plants", body, HEADERS)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-
-    request.addfinalizer(connection.close)
-    return post_to_server
+    return post_to_client
 
 
 def test_what_is_json_is_taken_and_what_is_not_is_refused(post, stored):

@@ -6,7 +6,10 @@ import os
 import signal
 import socket
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from app import BODY_LIMIT
 from tests.support.server import Server, receive
@@ -16,13 +19,18 @@ GOOD, BAD = "canary-good-0123456789", "canary-bad-0123456789"
 PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}
 
 
-def refuse_inserts(database: Path, name: str) -> None:
-    """Make the database refuse one plant, in a way that the service does not know."""
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        connection.execute(
-            f"CREATE TRIGGER refuse BEFORE INSERT ON plants WHEN NEW.name = '{name}' "
-            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
-        )
+@pytest.fixture
+def refuse_inserts(database: Path) -> Callable[[str], None]:
+    """Makes the database refuse one plant, in a way that the service does not know."""
+
+    def refuse(name: str) -> None:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.execute(
+                f"CREATE TRIGGER refuse BEFORE INSERT ON plants WHEN NEW.name = '{name}' "
+                "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+
+    return refuse
 
 
 def message(start: str, *headers: str, body: str = "", token: str = GOOD) -> bytes:
@@ -78,13 +86,13 @@ def exchange(server: Server, data: bytes, ends: bool = True) -> bytes:
         return receive(connection)
 
 
-def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(serve, database, taken_away):
+def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(serve, refuse_inserts, taken_away):
     """At the level debug too, where gunicorn says more; and only an Error quotes what is wrong."""
     short = "--worker-class=tests.support.workers.Short"
     server = serve(short, "--log-level=debug", PLANTS_TOKENS=f"{GOOD},{GOOD}-2")
     server.may_fail = True  # a bug is logged with a traceback
     assert server.port
-    refuse_inserts(database, "canary-bug")
+    refuse_inserts("canary-bug")
     said = [(status, exchange(server, data)) for data, status in REQUESTS.values()]
     with taken_away():
         said += [(503, exchange(server, REQUESTS[name][0])) for name in ("stored", "healthy")]

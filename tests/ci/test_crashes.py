@@ -1,0 +1,181 @@
+"""What was answered with 200 is on the disk, whatever is killed or fails at whatever moment.
+
+What takes a disk of its own, like a power cut, is in tests/ci/test_disk.py.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.server import HEADERS, HERE, Server, Writers
+from tests.test_crashes import test_every_acknowledged_plant_survives_kill_minus_9  # noqa: F401
+
+
+@pytest.fixture
+def victims(pytestconfig: pytest.Config) -> list[str]:
+    """What is killed, one after another: --crash-rounds says how often."""
+    rounds = pytestconfig.getoption("crash_rounds")
+    return random.choices(["a worker", "the service"], k=rounds)
+
+
+# what the processes ask of the system, as strace tells it
+
+
+class Call(NamedTuple):
+    """A system call on a file or connection, from one line of the trace to another."""
+
+    name: str
+    text: str
+    begin: int
+    end: int
+
+
+class Trace:
+    """The calls of all threads of a service, in their order."""
+
+    def __init__(self, file: Path) -> None:
+        """`file` is what `strace -f -yy -o` wrote."""
+        begun: dict[str, tuple[str, int]] = {}  # by thread
+        self.calls: list[Call] = []
+        for number, line in enumerate(file.read_text(errors="replace").splitlines()):
+            thread, _, text = line.partition(" ")
+            text = text.strip()
+            if text.endswith("<unfinished ...>"):
+                begun[thread] = text, number
+                continue
+            begin = number
+            if text.startswith("<..."):
+                before, begin = begun.pop(thread)
+                text = before + text
+            if call := re.match(r"(\w+)\(", text):
+                self.calls.append(Call(call[1], text, begin, number))
+
+    def writes(self, part: str) -> list[Call]:
+        """The writes to the WAL that have `part` in them."""
+        return [
+            call
+            for call in self.calls
+            if call.name == "pwrite64" and "-wal>" in call.text and part in call.text
+        ]
+
+    def answers(self, request_id: str, status: int) -> list[Call]:
+        """The answers of this status to requests with this id."""
+        head, line = f'"HTTP/1.1 {status} ', rf"X-Request-ID: {request_id}\r\n"
+        return [
+            call
+            for call in self.calls
+            if call.name == "sendto" and head in call.text and line in call.text
+        ]
+
+    def has_sync(self, begin: int, end: int) -> bool:
+        """Whether the WAL was synced, from begin to end of it, between two lines."""
+        return any(
+            begin < call.begin and call.end < end and call.text.endswith("= 0")
+            for call in self.calls
+            if call.name in ("fsync", "fdatasync") and "-wal>" in call.text
+        )
+
+
+@pytest.fixture
+def traced(serve: Callable[..., Server], tmp_path: Path) -> Callable[..., Server]:
+    """Starts the service under strace, which fills the file `trace`."""
+    calls = "trace=pwrite64,fsync,fdatasync,sendto"
+    strace = f"strace -f -qq -yy --seccomp-bpf -s 5000 -e {calls}".split()
+    command = [*strace, "-o", f"{tmp_path}/trace", *HERE]
+    return lambda **environment: serve(command=command, **environment)
+
+
+def end(server: Server) -> None:
+    """End a service under strace, so that all of the trace is written."""
+    os.killpg(server.process.pid, signal.SIGTERM)
+    assert server.wait() == 0
+
+
+@pytest.mark.parametrize("clients", [1, 8])
+def test_every_200_is_sent_after_a_sync(
+    traced: Callable[..., Server],
+    tmp_path: Path,
+    clients: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The WAL is synced between the write that carries a plant and the plant's 200.
+
+    With one client, also between the last write of all and the 200.
+    """
+    server = traced()
+    with Writers(server.port, first=10**9, count=clients) as writers:
+        assert writers.goes_on(200)
+    end(server)
+    trace = Trace(tmp_path / "trace")
+    for number, name in writers.acknowledged.items():
+        sent = trace.answers(f"{number}", 200)[0].begin
+        assert trace.has_sync(trace.writes(name)[0].end, sent)
+        if clients == 1:
+            last = max(write.end for write in trace.writes("") if write.begin < sent)
+            assert trace.has_sync(last, sent)
+    record_property(
+        f"strace, {clients} clients", f"{len(writers.acknowledged)} answers, each after its sync"
+    )
+
+
+def test_a_plant_whose_sync_failed_is_written_again(
+    traced: Callable[..., Server],
+    tmp_path: Path,
+    failing_sync: dict[str, str],
+    stored: Callable[[], list[tuple[int, str, str | None]]],
+) -> None:
+    """Meanwhile it is answered with 503, and so is /healthz.
+
+    A sync that failed may have left nothing to be synced, and yet nothing on the disk: the next one
+    proves something of what is written after it only.
+    """
+    plant = {"id": 7, "name": "name of the plant"}
+    server = traced(**failing_sync)
+
+    def status_of_post(request_id: str) -> int:
+        headers = {**HEADERS, "X-Request-ID": request_id}
+        return server.request("POST", "/plants", json.dumps(plant), headers)[0]
+
+    assert server.post({"id": 1, "name": "one"})[0] == 200
+    Path(failing_sync["SYNC_FAILS"]).touch()
+    for _ in range(8):  # so that either worker is asked
+        assert status_of_post("in-vain") == 503
+        assert server.request("GET", "/healthz")[0] == 503
+    Path(failing_sync["SYNC_FAILS"]).unlink()
+    assert status_of_post("again") == 200
+    assert server.request("GET", "/healthz")[0] == 200
+    end(server)
+    assert stored() == [(1, "one", None), (7, "name of the plant", None)]
+    trace = Trace(tmp_path / "trace")
+    in_vain, again = trace.answers("in-vain", 503)[-1], trace.answers("again", 200)[0]
+    anew = [each for each in trace.writes("name of the plant") if each.begin > in_vain.end]
+    assert trace.has_sync(anew[0].end, again.begin)
+
+
+def test_a_plant_that_was_never_synced_is_not_answered_for(
+    serve: Callable[..., Server],
+    failing_sync: dict[str, str],
+    stored: Callable[[], list[tuple[int, str, str | None]]],
+) -> None:
+    """Workers that come after those that wrote it find it, but can't tell that it stays."""
+    plant = {"id": 7, "name": "Monstera"}
+    server = serve(**failing_sync)
+    assert server.post({"id": 1, "name": "one"})[0] == 200
+    Path(failing_sync["SYNC_FAILS"]).touch()
+    assert server.post(plant)[0] == 503
+    before = server.workers()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert server.workers(besides=before)
+    assert stored() == [(1, "one", None), (7, "Monstera", None)]
+    for _ in range(8):  # so that either worker is asked
+        assert server.post(plant)[0] == 503
+    Path(failing_sync["SYNC_FAILS"]).unlink()
+    assert server.post(plant)[0] == 200
