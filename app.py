@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request, static_file
 
 from schemas import InvalidPlant, openapi, parse_new_plant
-from storage import DEFAULT_URL, Conflict, StartRefused, Storage, Unavailable
+from storage import DEFAULT_URL, WAIT_LIMIT, Conflict, StartRefused, Storage, Unavailable
 
 log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
 Environ: TypeAlias = dict[str, Any]
@@ -61,12 +61,12 @@ PAGE_HEADERS = {
 }
 
 
-def get_app(**options: float) -> WSGIApp:
-    """Return the application that the environment describes; `options` are those of Storage.
+def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
+    """Return the application that the environment describes; `wait_limit` is in seconds.
 
     Creates the database, unless gunicorn.conf.py has done so. Raises StartRefused.
     """
-    storage, app = read_environment(**options)
+    storage, app = read_environment(wait_limit)
     if "PLANTS_STORAGE" not in os.environ:
         storage.check_start()
         storage.close()  # the server may fork
@@ -74,13 +74,13 @@ def get_app(**options: float) -> WSGIApp:
     return app
 
 
-def read_environment(**options: float) -> tuple[Storage, WSGIApp]:
+def read_environment(wait_limit: float = WAIT_LIMIT) -> tuple[Storage, WSGIApp]:
     """Return the storage of DATABASE_URL, and the application. Raises StartRefused.
 
     gunicorn.conf.py sets PLANTS_STORAGE, so that no worker takes up another database later.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    storage = Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), **options)
+    storage = Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), wait_limit)
     tokens = read_list("PLANTS_TOKENS", TOKEN)
     shared = "PLANTS_CORS_ORIGINS" in os.environ
     origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if shared else []
@@ -96,9 +96,9 @@ def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
 
 
 def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str] = ()) -> WSGIApp:
-    """A WSGI application that stores plants in `storage` for clients with one of `tokens`.
+    """Return a WSGI application that stores plants for clients with one of `tokens`.
 
-    Pages of `origins` may call it from a browser; "*" stands for all pages there are.
+    Pages of `origins`, which may be "*", may call it from a browser.
     """
     app = Bottle()
     app.default_error_handler = answer_error
@@ -145,10 +145,7 @@ def check_health(storage: Storage) -> bytes:
 
 
 class BearerPlugin:
-    """Lets only requests with a bearer token (RFC 6750) through to a route.
-
-    It is installed for all routes; one that is for everybody says so with skip=["bearer"].
-    """
+    """Lets only requests with a bearer token (RFC 6750) through; a route opts out with `skip`."""
 
     name = "bearer"
     api = 2
@@ -191,10 +188,10 @@ def require_json(environ: Environ) -> None:
 
 
 def read_body(environ: Environ) -> bytes:
-    """Return the whole body, and read no further: not every server stops at its end (PEP 3333).
+    """Return the whole body, and read no further: not every server stops there (PEP 3333).
 
-    Raises HTTPError 413 for one beyond BODY_LIMIT, and 400 for one that ends early or is badly
-    chunked. Bottle's request.body would undo a chunked encoding that the server has undone already.
+    Raises HTTPError 413 if it is too long, and 400 if it ends early or is badly chunked. Bottle's
+    request.body would undo a chunked encoding that the server has undone already.
     """
     try:
         declared = int(environ.get("CONTENT_LENGTH") or 0)

@@ -9,6 +9,7 @@ import platform
 import re
 import resource
 import secrets
+import socket
 import sys
 from typing import Any
 
@@ -21,16 +22,6 @@ def number_from(variable: str, default: int, limit: int) -> int:
     if not (value.isascii() and value.isdigit() and 1 <= int(value) <= limit):
         sys.exit(f"{variable} must be a number from 1 to {limit}, not {value!r}")
     return int(value)
-
-
-def allow_descriptors(wanted: int) -> int:
-    """Let this process have so many, if the system does; return how many it may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return allowed
 
 
 def check_in_child(results: "multiprocessing.SimpleQueue[tuple[str, str]]") -> None:
@@ -46,6 +37,15 @@ def check_in_child(results: "multiprocessing.SimpleQueue[tuple[str, str]]") -> N
         sys.exit(str(error))
 
 
+def check_address(address: Any) -> None:
+    """End the start if another program listens there: gunicorn would try for five seconds."""
+    try:
+        if isinstance(address, tuple) and ":" not in address[0]:
+            socket.create_server(address).close()
+    except OSError as error:
+        sys.exit(f"{address[0]}:{address[1]}: {error.strerror}; end what is there, or set PORT")
+
+
 def on_starting(server: Any) -> None:
     """Check before there are workers, in another process: SIGHUP must find nothing imported."""
     if server.cfg.preload_app:
@@ -53,6 +53,8 @@ def on_starting(server: Any) -> None:
     name = server.cfg.worker_class_str
     if re.search("asgi|pywsgi", name.lower()):
         sys.exit(f"--worker-class {name} is not possible, leave it out: worker.Worker is for this")
+    for address in [] if {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys() else server.cfg.address:
+        check_address(address)
     os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
     processes = multiprocessing.get_context("fork")
     results = processes.SimpleQueue()
@@ -98,7 +100,10 @@ if token_is_new:
     os.environ["PLANTS_TOKENS"] = secrets.token_urlsafe(32)
 
 # A descriptor a connection, and some for the rest: usual limits are 1024 or less.
-worker_connections = max(1, min(1000, allow_descriptors(1064) - 64))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+descriptors = 1064 if hard == resource.RLIM_INFINITY else min(1064, hard)
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, descriptors), hard))
+worker_connections = max(1, min(1000, descriptors - 64))
 
 wsgi_app = "app:get_app()"
 worker_class = "worker.Worker"

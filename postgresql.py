@@ -95,9 +95,7 @@ class PostgreSQLEngine(Engine):
             raise explain(error) from None
 
     def close(self) -> None:
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.join(CANCEL_LIMIT)
+        self._connecting = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None

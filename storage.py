@@ -77,28 +77,25 @@ class Engine(Protocol):
 class Storage:
     """The plants in a database, for all threads of a process."""
 
-    def __init__(
-        self, engine: Engine, wait_limit: float = WAIT_LIMIT, max_batch: int = MAX_BATCH
-    ) -> None:
+    def __init__(self, engine: Engine, wait_limit: float = WAIT_LIMIT) -> None:
         """Leave the database alone until it is used; `wait_limit` is in seconds."""
         self.inserted = 0  # plants that were new to the database
         self.engine, self._wait_limit = engine, wait_limit
-        self._commit = GroupCommit(self._write, engine, max_batch)
+        self._commit = GroupCommit(self._write, engine)
 
     @classmethod
-    def from_url(cls, url: str, identity: str = "", **options: Any) -> "Storage":
+    def from_url(cls, url: str, identity: str = "", wait_limit: float = WAIT_LIMIT) -> "Storage":
         """Return the storage that `url` names. Raises StartRefused for a URL of another form.
 
         With an `identity`, which check_start() has returned, it uses that database or none.
         """
-        limit = options.get("wait_limit", WAIT_LIMIT) / 2  # seconds for the write alone
         if url.startswith("sqlite:///") and "?" not in url:
             path = unquote(url.removeprefix("sqlite:///"), errors="surrogateescape")
-            return cls(SQLiteEngine(path, identity, limit), **options)
+            return cls(SQLiteEngine(path, identity, wait_limit / 2), wait_limit)
         if url.startswith(("postgresql://", "postgres://")):
             from postgresql import PostgreSQLEngine  # SQLite does without psycopg
 
-            return cls(PostgreSQLEngine(url, identity, limit), **options)
+            return cls(PostgreSQLEngine(url, identity, wait_limit / 2), wait_limit)
         raise StartRefused(
             "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
             "an absolute path) or a server like postgresql://user:password@host/database"
@@ -107,8 +104,7 @@ class Storage:
     def add(self, plant: Plant) -> None:
         """Store `plant`, or make sure that it is stored already; either is durable on return.
 
-        Raises Conflict if another plant has its id, and Unavailable, after `wait_limit` seconds
-        at most, if the outcome is unknown.
+        Raises Conflict, or, after the wait limit at most, Unavailable: the outcome is unknown.
         """
         if error := self._wait(self._commit.submit(plant), self._wait_limit):
             raise error
@@ -196,9 +192,8 @@ class GroupCommit:
     plant into a queue and waits; one thread writes all that is queued and wakes those requests.
     """
 
-    def __init__(self, write: Callable[[Batch], Outcomes], engine: Engine, max_batch: int) -> None:
+    def __init__(self, write: Callable[[Batch], Outcomes], engine: Engine) -> None:
         self._write, self._engine = write, engine
-        self._max_batch = max_batch
         self._queue: SimpleQueue[Entry | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the next
         self._thread: threading.Thread | None = None  # started when first needed: after any fork
@@ -231,7 +226,7 @@ class GroupCommit:
         """Write the next batch; return whether there is to be another."""
         queued = [self._queue.get()]
         time.sleep(0)  # so that requests that have just arrived are in the batch
-        while len(queued) < self._max_batch and not self._queue.empty():
+        while len(queued) < MAX_BATCH and not self._queue.empty():
             queued.append(self._queue.get())
         batch = [entry for entry in queued if entry is not None and not entry.is_abandoned]
         errors = self._call(self._write, [entry.plant for entry in batch]) if batch else []

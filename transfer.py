@@ -27,10 +27,9 @@ def dump(storage: Storage, out: BinaryIO) -> None:
 
 
 def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
-    """Store the plants in JSON Lines and name each line that is refused on standard error.
+    """Store the plants in JSON Lines; name the lines that are refused on standard error.
 
     Returns how many were new, there already, conflicting and invalid. Raises Unavailable.
-    Loading the same lines again is safe.
     """
     counts = Counter({"new": 0, "there already": 0, "conflicting": 0, "invalid": 0})
     batch: dict[int, Plant] = {}  # by the number of the line

@@ -1,7 +1,6 @@
 """gunicorn's gevent worker with time limits for its clients, and the access log.
 
-Knows nothing of plants. The classes have a module of their own as gunicorn executes its
-configuration file anew at SIGHUP, but keeps the logger that it has.
+In a module, as gunicorn executes its configuration file anew at SIGHUP, but keeps its logger.
 """
 
 import contextlib
@@ -12,9 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from email.utils import formatdate
 from http import HTTPStatus
-from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +19,7 @@ from urllib.parse import quote
 import gevent
 import gevent.socket
 from gevent import monkey
-from gunicorn import glogging
+from gunicorn import glogging, util
 from gunicorn.http import errors
 from gunicorn.workers.ggevent import GeventWorker
 
@@ -115,7 +112,7 @@ class Worker(GeventWorker):
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
         if self.connections and len(self.connections) + 1 >= CROWDED * self.worker_connections:
-            min(self.connections, key=attrgetter("is_cut", "since")).cut()
+            min(self.connections, key=lambda other: (other.is_cut, other.since)).cut()
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
@@ -172,7 +169,7 @@ class Worker(GeventWorker):
         body = json.dumps({"error": status, "message": message}) + "\n"
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: gunicorn\r\n"
-            f"Date: {formatdate(usegmt=True)}\r\nConnection: close\r\n"
+            f"Date: {util.http_date()}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
             f"X-Request-ID: {request_id}\r\n\r\n"

@@ -74,10 +74,7 @@ def openapi() -> dict[str, Any]:
 
 
 def parse_new_plant(body: bytes) -> Plant:
-    """Return the plant that `body` is, a NewPlant as I-JSON (RFC 7493).
-
-    Ignores members that the schema does not name. Raises InvalidPlant.
-    """
+    """Return the plant in `body`, a NewPlant as I-JSON (RFC 7493). Raises InvalidPlant."""
     try:
         members = _parse_json(body)
         violations = _find_violations(members)
@@ -179,10 +176,9 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(digits: str) -> int | Decimal:
-    """A number written with a fraction or an exponent: an int where it exactly is one.
+    """Return a number with a fraction or an exponent: an int where it is one (Core, 4.2.3).
 
-    JSON Schema takes 1.0 for an integer (2020-12 Core, 4.2.3). Beyond 2**53 it stays a
-    Decimal, which the schema refuses: there 1e16 may stand for a neighbour (RFC 7493, 2.2).
+    Beyond 2**53 it stays a Decimal, which the schema refuses: 1e16 may stand for a neighbour.
     """
     if len(digits) > MAX_DIGITS:
         raise ValueError

@@ -119,9 +119,9 @@ def test_what_comes_during_a_commit_is_the_next_batch(storage, engine):
     assert storage.inserted == 5
 
 
-def test_a_batch_has_so_many_plants_at_most(start, engine):
-    """What is beyond max_batch is in the next."""
-    storage = start(max_batch=2)
+def test_a_batch_has_so_many_plants_at_most(monkeypatch, storage, engine):
+    """What is beyond MAX_BATCH is in the next."""
+    monkeypatch.setattr("storage.MAX_BATCH", 2)
     with writing_and_waiting(storage, engine, *plants(1), plants(2, 3, 4, 5, 6)):
         pass
     assert engine.batches == [plants(1), plants(2, 3), plants(4, 5), plants(6)]

@@ -2,8 +2,9 @@
 
 import os
 
+import storage
 from app import create_app
-from storage import Storage
 
-storage = Storage.from_url(os.environ["DATABASE_URL"], max_batch=1)
-app = create_app(storage, [os.environ["PLANTS_TOKENS"]])
+storage.MAX_BATCH = 1
+plants = storage.Storage.from_url(os.environ["DATABASE_URL"])
+app = create_app(plants, [os.environ["PLANTS_TOKENS"]])
