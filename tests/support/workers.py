@@ -20,6 +20,12 @@ class Patient(Worker):
     linger_limit = 600.0
 
 
+class Hasty(Worker):
+    """Hardly waits for its last answer to be read."""
+
+    linger_limit = 0.1
+
+
 class Late(Worker):
     """Goes on for long after SIGTERM, as where the master is the last to get it."""
 

@@ -1,0 +1,254 @@
+"""Clients that are slow, rude or too many: hundreds of each kind keep nobody out."""
+
+import contextlib
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.locks import locked
+from tests.support.server import HERE, PATIENCE, TOKEN, Server, receive, usage, wait_until
+from tests.support.wire import HEAD, MONSTERA, chunked, post, refused
+
+FOR_EVER = 600  # seconds: longer than a test waits
+PATIENT = "--worker-class=tests.support.workers.Patient"
+SHORT = "--worker-class=tests.support.workers.Short"
+HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
+GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+LAST = GET + b"Connection: close\r\n\r\n"
+SMALL, LARGE = 1, 2**16  # bytes
+KINDS = {  # what they send at first, seconds between further bytes, and how much they read at once
+    "half a header": (b"POST /pl", FOR_EVER, LARGE),
+    "half a body": (HALF_A_BODY, FOR_EVER, LARGE),
+    "a byte every three seconds": (HEAD, 3, LARGE),
+    "holding the connection after the answer": (LAST, FOR_EVER, LARGE),
+    "reading the answer a byte at a time": (LAST, 1, SMALL),
+}
+
+
+@pytest.fixture(autouse=True)
+def descriptors() -> Iterator[None]:
+    """Lets the clients have as many connections as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20_000), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., socket.socket]]:
+    """Makes connections that are kept open until the end of the test."""
+    with contextlib.ExitStack() as connections:
+
+        def connect(server: Server, data: bytes = b"", buffer: int = LARGE) -> socket.socket:
+            connection = connections.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            connection.settimeout(PATIENCE)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(data)
+            return connection
+
+        yield connect
+
+
+class SlowClient:
+    """A connection that does not let go as long as the server lets it."""
+
+    def __init__(self, connection: socket.socket, pause: float, size: int) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._pause, self._size = pause, size
+        self._next = time.monotonic() + pause
+        self._has_ended = False  # the server sends no more, but may still hold the connection
+
+    def is_cut_off(self) -> bool:
+        """Go on as before; return whether that is no longer possible."""
+        try:
+            if self._has_ended or time.monotonic() > self._next:
+                self._connection.send(b"x")
+                self._next += self._pause
+            self._has_ended = self._connection.recv(self._size) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return False
+
+
+def test_two_hundred_slow_clients_of_each_kind_keep_nobody_out(serve, connect, record_property):
+    """Beside them a good client's p99 is under a second, and each is cut off within 30 s."""
+    server = serve()
+    clients = [
+        SlowClient(connect(server, data, buffer=size), pause, size)
+        for data, pause, size in list(KINDS.values()) * 200
+    ]
+    took = []
+
+    def are_cut_off() -> bool:
+        begin = time.monotonic()
+        assert server.post({"id": len(took), "name": "n"})[0] == 200
+        took.append(time.monotonic() - begin)
+        return all([client.is_cut_off() for client in clients])
+
+    wait_until(are_cut_off)  # for 30 s
+    p99 = sorted(took)[int(len(took) * 0.99)]
+    assert p99 < 1
+    figures = f"{len(took)} requests of a good client, p99 {1000 * p99:.0f} ms"
+    record_property(f"beside {len(clients)} slow clients", figures)
+
+
+@pytest.mark.parametrize("kind", ["nothing", *KINDS, "idle"])
+def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect, kind):
+    """Though each might wait for longer than the test does, those that wait longest make room."""
+    server = serve(PATIENT, f"--keep-alive={FOR_EVER}", "--worker-connections=50")
+    sends = {"idle": GET + b"\r\n", **{name: data for name, (data, *_) in KINDS.items()}}
+    for _ in range(150):
+        connect(server, sends.get(kind, b""))
+    for number in range(50):
+        assert server.post({"id": number, "name": "n"})[0] == 200
+
+
+@pytest.mark.parametrize("room", [2, 5, 10])
+def test_little_room_is_shared_too(serve, connect, room):
+    """However few connections a worker may have at a time, the next takes the place of another."""
+    server = serve(PATIENT, f"--worker-connections={room}", WEB_CONCURRENCY="1")
+    for number in range(2 * room):
+        connect(server)
+        assert server.post({"id": number, "name": "n"})[0] == 200
+
+
+def test_the_client_that_came_last_is_not_the_one_that_makes_room(serve, connect):
+    """It is the one that has waited longest."""
+    server = serve(PATIENT, "--worker-connections=50", WEB_CONCURRENCY="1")
+    for _ in range(60):
+        connect(server, HALF_A_BODY)
+    late = connect(server, HALF_A_BODY)
+    for number in range(20):
+        assert server.post({"id": number, "name": "n"})[0] == 200
+    late.sendall(b" " * 7 + b"}" + LAST)
+    assert b'"message": "id: required' in receive(late)
+
+
+def test_the_only_client_there_is_room_for_is_served(serve, connect):
+    """Where there is room for one, the next has to wait for its answer."""
+    server = serve("--worker-connections=1", WEB_CONCURRENCY="1")
+    client = connect(server)
+    time.sleep(1.5)  # longer than until the worker looks at its connections
+    client.sendall(LAST)
+    assert receive(client).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_makes_room_gets_an_answer_if_its_request_is_there(serve, connect, database):
+    """Though it waits for the storage for longer than the answer's time to be read."""
+    server = serve("--worker-class=tests.support.workers.Hasty", "--worker-connections=20", WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    with locked(database):
+        begin = time.monotonic()
+        waiting = [connect(server, post(MONSTERA, b"Connection: close")) for _ in range(60)]
+        time.sleep(max(begin + 2 - time.monotonic(), 0))
+    assert {receive(client)[:12] for client in waiting} == {b"HTTP/1.1 200"}
+
+
+def test_a_client_that_reads_none_of_many_answers_is_cut_off(serve):
+    """They are more than the system keeps for a connection, so that the worker waits with them."""
+    server = serve(SHORT)
+    with server.connect() as connection:
+        connection.setblocking(False)
+        requests = memoryview((GET + b"\r\n") * 20_000)
+
+        def is_cut_off() -> bool:
+            nonlocal requests
+            try:
+                requests = requests[connection.send(requests or b"x") :]
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_cut_off)
+    assert 0 < server.out.count("GET /openapi.json") < 20_000
+
+
+def test_clients_that_send_without_end_do_not_hold_up_others(serve):
+    """What is read of a body that nobody wants is bounded, also for a client in a hurry."""
+    server = serve(WEB_CONCURRENCY="1")
+    endless = [HEAD + b"Content-Length: 9999999999\r\n\r\n", b"nonsense\r\n\r\n"]
+
+    def send(head: bytes) -> None:
+        with contextlib.suppress(OSError), server.connect() as connection:
+            connection.sendall(head)
+            while True:
+                connection.sendall(b" " * 2**20)
+
+    senders = [threading.Thread(target=send, args=[head]) for head in endless * 2]
+    for sender in senders:
+        sender.start()
+    for _ in range(20):
+        assert server.request("GET", "/openapi.json")[0] == 200
+    for sender in senders:
+        sender.join(PATIENCE)
+        assert not sender.is_alive()
+
+
+@pytest.mark.parametrize("token", [TOKEN, "another-token-0123456789"])
+def test_a_body_in_very_many_pieces_is_not_read_to_its_end(serve, connect, token):
+    """Each costs as much time as a large one. It is the last of its connection, read or not."""
+    server = serve()
+    head = HEAD.replace(TOKEN.encode(), token.encode()) + b"Transfer-Encoding: chunked\r\n\r\n"
+    connection = connect(server, head + chunked(*[b" "] * 20_000, b"") + LAST)
+    message = refused(receive(connection), 400 if token == TOKEN else 401)
+    assert "pieces" in message or token != TOKEN
+
+
+def test_few_descriptors_keep_nobody_out(serve, connect):
+    """Then there are fewer connections at a time, and one makes room sooner."""
+    server = serve(command=["sh", "-c", 'ulimit -n 96; exec "$@"', "sh", *HERE, PATIENT])
+    wait_until(lambda: "2 workers of up to 32 connections" in server.err)
+    for _ in range(100):
+        connect(server, HALF_A_BODY)
+    for number in range(20):
+        assert server.post({"id": number, "name": "n"})[0] == 200
+
+
+def test_as_many_descriptors_as_needed_are_asked_for(serve):
+    """Systems allow 1024 or fewer until one does."""
+    server = serve(command=["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *HERE])
+    wait_until(lambda: "2 workers of up to 1000 connections" in server.err)
+
+
+def test_running_out_of_descriptors_kills_no_worker(serve, connect):
+    """Connections wait until there are descriptors again."""
+    many = "--worker-connections=1000"
+    server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE, many])
+    server.may_fail = True  # gunicorn logs it with a traceback
+    assert server.post(MONSTERA)[0] == 200
+    before = server.workers()
+    clients = [connect(server) for _ in range(150)]
+    wait_until(lambda: "Too many open files" in server.err)
+    for client in clients:
+        client.close()
+    assert server.post(MONSTERA)[0] == 200
+    assert server.workers() == before
+
+
+def test_ten_thousand_connections_leave_nothing_behind(serve, connect, record_property):
+    """Opened and closed at once: no thread, no descriptor, and no memory that grows."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    (worker,) = server.workers(1)
+    before = usage(worker)
+    peaks = []
+    for _ in range(3):
+        for _ in range(20):
+            for connection in [connect(server) for _ in range(500)]:
+                connection.close()
+        wait_until(lambda: usage(worker).threads <= before.threads)
+        wait_until(lambda: usage(worker).descriptors <= before.descriptors)
+        peaks.append(usage(worker).memory)
+    assert peaks[-1] < peaks[0] + 5
+    memory = ", ".join(f"{peak:.0f}" for peak in peaks)
+    record_property("three times 10,000 connections", f"{memory} MiB after each (PSS of a worker)")
