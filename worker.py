@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -28,6 +29,9 @@ STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses
 SystemSocket = monkey.get_original("socket", "socket")
 DISCARD_LIMIT = 2**16  # bytes of a body that the application has not read
 CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
+
+# Until a worker has handlers of its own it has the master's, in which SIGTERM would be lost.
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 class Connection:
