@@ -100,7 +100,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
 
     Pages of `origins`, which may be "*", may call it from a browser.
     """
-    app = Bottle()
+    app = Bottle(autojson=False)
     app.default_error_handler = answer_error
     app.install(BearerPlugin(tokens))
     app.post("/plants", callback=partial(create_plant, storage))

@@ -225,7 +225,10 @@ class GroupCommit:
     def _commit_next(self) -> bool:
         """Write the next batch; return whether there is to be another."""
         queued = [self._queue.get()]
-        time.sleep(0)  # so that requests that have just arrived are in the batch
+        size = 0
+        while self._queue.qsize() > size:  # what arrives at the same time is to be in the batch
+            size = self._queue.qsize()
+            time.sleep(0)
         while len(queued) < MAX_BATCH and not self._queue.empty():
             queued.append(self._queue.get())
         batch = [entry for entry in queued if entry is not None and not entry.is_abandoned]

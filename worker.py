@@ -5,6 +5,7 @@ In a module, as gunicorn executes its configuration file anew at SIGHUP, but kee
 
 import contextlib
 import json
+import logging
 import os
 import random
 import signal
@@ -200,8 +201,9 @@ class AccessLogger(glogging.Logger):
 
     def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """Name an exception, no more: gunicorn's for a head cut short says all that came of it."""
-        named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
-        super().debug(msg, *named, **kwargs)
+        if self.loglevel <= logging.DEBUG:
+            named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
+            super().debug(msg, *named, **kwargs)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Write a line: Common Log Format, path without query, seconds taken and request id.
@@ -213,7 +215,7 @@ class AccessLogger(glogging.Logger):
             return
         request = f"{environ['REQUEST_METHOD']} {quote(path)}"[:2000].rstrip()
         line = (
-            f'{quote(environ["REMOTE_ADDR"], ":") or "-"} - - {self.now()} "{request}" {status} '
+            f'{environ["REMOTE_ADDR"] or "-"} - - {self.now()} "{request}" {status} '
             f"{resp.sent} {request_time.total_seconds():.4f}s {environ.get('plants.request_id')}"
         )
         handlers = self.access_log.handlers
