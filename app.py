@@ -16,16 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bottle import (
-    BaseResponse,
-    Bottle,
-    HTTPError,
-    HTTPResponse,
-    JSONPlugin,
-    Route,
-    request,
-    static_file,
-)
+from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request, static_file
 
 from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import DEFAULT_URL, WAIT_LIMIT, Conflict, StartRefused, Storage, Unavailable
@@ -110,7 +101,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     Pages of `origins`, which may be "*", may call it from a browser.
     """
     app = Bottle()
-    app.uninstall(JSONPlugin)  # every route returns bytes
+    app.uninstall(True)  # Bottle's own plugins: every route returns bytes
     app.default_error_handler = answer_error
     app.install(BearerPlugin(tokens))
     app.post("/plants", callback=partial(create_plant, storage))
