@@ -143,7 +143,9 @@ def test_the_only_client_there_is_room_for_is_served(serve, connect):
 
 def test_a_client_that_makes_room_gets_an_answer_if_its_request_is_there(serve, connect, database):
     """Though it waits for the storage for longer than the answer's time to be read."""
-    server = serve("--worker-class=tests.support.workers.Hasty", "--worker-connections=20", WEB_CONCURRENCY="1")
+    server = serve(
+        "--worker-class=tests.support.workers.Hasty", "--worker-connections=20", WEB_CONCURRENCY="1"
+    )
     assert server.post(MONSTERA)[0] == 200
     with locked(database):
         begin = time.monotonic()

@@ -1,0 +1,128 @@
+"""What else stops the start, and what does not."""
+
+import contextlib
+import re
+import socket
+import sqlite3
+
+import pytest
+
+from storage import SQLiteEngine
+from tests.support.locks import locked
+from tests.support.server import GUNICORN, TOKEN, wait_until
+from tests.test_start import stops_in_one_line
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"PLANTS_TOKENS": ""}, "PLANTS_TOKENS must be .*token_urlsafe"),
+        ({"PLANTS_TOKENS": " , "}, "PLANTS_TOKENS must be .*token_urlsafe"),
+        ({"PLANTS_TOKENS": f"{TOKEN} with:colon-0123456789"}, "PLANTS_TOKENS must be"),
+        ({"DATABASE_URL": ""}, "DATABASE_URL must name a file"),
+        ({"DATABASE_URL": "sqlite:///:memory:"}, "DATABASE_URL must name a file"),
+        ({"DATABASE_URL": "sqlite:////no/such/folder/plants.db"}, "/no/such/folder/plants.db"),
+        ({"DATABASE_URL": "sqlite:////dev/full"}, "/dev/full is not a file"),
+        ({"DATABASE_URL": "sqlite:///a%00b"}, "DATABASE_URL must name a file"),
+        ({"PLANTS_CORS_ORIGINS": "garden.example"}, "PLANTS_CORS_ORIGINS must be"),
+        ({"PORT": ""}, "PORT must be a number from 1 to 65535, not ''"),
+        ({"PORT": "0"}, "PORT must be a number from 1 to 65535, not '0'"),
+        ({"PORT": "65536"}, "PORT must be a number from 1 to 65535, not '65536'"),
+        ({"WEB_CONCURRENCY": "0"}, "WEB_CONCURRENCY must be a number from 1 to"),
+        ({"WEB_CONCURRENCY": "-1"}, "must be positive|WEB_CONCURRENCY"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
+    """The line says which and what to do; the master has started no worker."""
+    stops_in_one_line(serve(**environment), words)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--preload", "--preload is not possible, leave it out"),
+        ("--worker-class=asgi", "--worker-class asgi is not possible, leave it out"),
+        ("--worker-class=gevent_pywsgi", "--worker-class gevent_pywsgi is not possible"),
+    ],
+)
+def test_an_option_that_would_fail_later_stops_the_start(serve, option, words):
+    """In one line, like a setting."""
+    stops_in_one_line(serve(option), words)
+
+
+def test_a_port_in_use_stops_the_start_at_once(serve):
+    """In one line that names it, and what to do."""
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        server = serve(command=[GUNICORN], PORT=str(port))
+        stops_in_one_line(server, f"0.0.0.0:{port}: .*in use.*PORT")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("CREATE TABLE diary (entry)", " is another program's; name another in DATABASE_URL"),
+        (
+            f"PRAGMA application_id = {SQLiteEngine.APPLICATION_ID}; PRAGMA user_version = 2",
+            " is of a newer version of this service; run that",
+        ),
+        (
+            b"Dear diary," * 999,
+            ": file is not a database; mend it, move it or name another in DATABASE_URL",
+        ),
+        (b"", " is empty; put it back, or remove it for a new one"),
+    ],
+    ids=["another program's", "a newer version's", "no database", "empty"],
+)
+def test_a_file_that_cannot_be_used_stops_the_start(serve, database, content, words):
+    """It is named, and stays as it is."""
+    if isinstance(content, bytes):
+        database.write_bytes(content)
+    else:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.executescript(content)
+    before = database.read_bytes()
+    stops_in_one_line(serve(), f"{database}{words}")
+    assert database.read_bytes() == before
+
+
+@pytest.mark.parametrize("setting", ["", "many"])
+def test_gunicorn_itself_stops_where_web_concurrency_is_no_number(serve, setting):
+    """It reads the variable before it reads gunicorn.conf.py, so the line is not ours."""
+    server = serve(WEB_CONCURRENCY=setting)
+    server.may_fail = True
+    assert server.wait() != 0
+    assert "invalid literal for int()" in server.err
+
+
+def test_a_locked_file_does_not_stop_the_start(serve, database):
+    """Another program has it now; requests are answered with 503 until it has not."""
+    first = serve()
+    assert first.post({"id": 7, "name": "n"})[0] == 200
+    first.kill()
+    with locked(database):
+        server = serve("app:get_app(wait_limit=1)")
+        assert server.request("GET", "/nowhere")[0] == 404
+        assert server.request("GET", "/healthz")[0] == 503
+        wait_until(lambda: "starting with 503" in server.err)
+    assert server.post({"id": 8, "name": "n"})[0] == 200
+
+
+def test_the_settings_that_the_service_depends_on(serve):
+    """As gunicorn has them after it has read gunicorn.conf.py and its defaults."""
+    server = serve("--print-config")
+    assert server.wait() == 0
+    settings = dict(re.findall(r"^(\w+) += (.*)$", server.out, re.MULTILINE))
+    expected = {
+        "control_socket_disable": "True",
+        "http_parser": "python",
+        "forwarder_headers": "[]",
+        "workers": "2",
+        "keepalive": "125",
+        "graceful_timeout": "25",
+        "accesslog": "-",
+        "preload_app": "False",
+        "reuse_port": "False",
+    }
+    assert {name: settings[name] for name in expected} == expected
