@@ -29,7 +29,7 @@ def stops_in_one_line(server, words: str) -> None:
     assert server.wait() != 0
     said = LOG_LINE.sub("", server.err).strip()
     assert len(said.splitlines()) == 1, server.err
-    assert re.search(words, said, re.IGNORECASE)
+    assert re.search(words, said, re.IGNORECASE), said
     assert "Booting worker" not in server.err
 
 

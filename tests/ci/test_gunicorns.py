@@ -1,27 +1,24 @@
 """The service under other releases of gunicorn, whose insides change from one to the next."""
 
-import re
 import signal
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import ROOT, is_alive, wait_until
+from tests.support.server import is_alive, wait_until
 from tests.support.wire import HEAD, answers, chunked, post, refused
 
 
 def environment_with(folder: Path, gunicorn: str) -> Path:
-    """A new environment with the service's packages but another gunicorn; returns its folder."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pinned = (ROOT / "requirements.txt").read_text()
-    needed, _, _ = pinned.partition("# its tests")
-    changed, count = re.subn(r"(?m)^gunicorn==\S+", f"gunicorn=={gunicorn}", needed)
-    assert count == 1
-    (folder / "requirements.txt").write_text(changed)
-    pip = [folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "-r", folder / "requirements.txt"], check=True)
+    """A new environment with a gunicorn of its own and, beside it, the packages of this one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", f"--python={folder}/bin/python", "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--ignore-installed", f"gunicorn=={gunicorn}"], check=True)
     return folder
 
 
