@@ -71,6 +71,9 @@ class PostgreSQLEngine(Engine):
         self.description, self.identity = "PostgreSQL, not reached yet", identity
         self.may_create, self.obstacle = False, ""
 
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the server keeps writers apart
+
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         deadline = time.monotonic() + self._write_limit
         while True:

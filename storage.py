@@ -12,10 +12,11 @@ import sqlite3
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -61,6 +62,7 @@ class Engine(Protocol):
     insert() stores durably the plants whose id is new; without plants, it proves that it could. If
     one plant is at fault it stores none and raises RowLocked, or what is not Unavailable. rows()
     are all plants as of now, in the order of id. close() ends a connection that insert() opened.
+    locked() keeps other processes from writing.
     """
 
     description: str  # what the database is and where, without a password
@@ -69,6 +71,7 @@ class Engine(Protocol):
     obstacle: str  # what insert() is waiting for, if that is known
     blocks: bool = False  # whether waiting stops all greenlets
 
+    def locked(self) -> AbstractContextManager[None]: ...
     def insert(self, plants: Sequence[Plant]) -> Inserted: ...
     def rows(self) -> Iterator[Plant]: ...
     def close(self) -> None: ...
@@ -194,7 +197,8 @@ class GroupCommit:
 
     def __init__(self, write: Callable[[Batch], Outcomes], engine: Engine) -> None:
         self._write, self._engine = write, engine
-        self._queue: SimpleQueue[Entry | None] = SimpleQueue()
+        self._queue: deque[Entry] = deque()
+        self._wake_up = threading.Event()  # set when the thread has something to do
         self._lock = threading.Lock()  # guards the next
         self._thread: threading.Thread | None = None  # started when first needed: after any fork
 
@@ -206,7 +210,8 @@ class GroupCommit:
                     self._thread = threading.Thread(target=self._run, daemon=True)
                     self._thread.start()
         entry = Entry(plant)
-        self._queue.put(entry)
+        self._queue.append(entry)
+        self._wake_up.set()
         return entry
 
     def close(self, timeout: float) -> None:
@@ -214,29 +219,38 @@ class GroupCommit:
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
-            self._queue.put(None)
+            self._wake_up.set()
             thread.join(timeout)
 
     def _run(self) -> None:
-        while self._commit_next():
-            pass
+        while self._queue or self._thread is threading.current_thread():
+            self._wake_up.wait()
+            self._wake_up.clear()
+            while self._queue:
+                time.sleep(0)  # so that requests that have just arrived are in the batch
+                self._commit_next()
         self._call(self._engine.close)
 
-    def _commit_next(self) -> bool:
-        """Write the next batch; return whether there is to be another."""
-        queued = [self._queue.get()]
-        size = 0
-        while self._queue.qsize() > size:  # what arrives at the same time is to be in the batch
-            size = self._queue.qsize()
-            time.sleep(0)
-        while len(queued) < MAX_BATCH and not self._queue.empty():
-            queued.append(self._queue.get())
-        batch = [entry for entry in queued if entry is not None and not entry.is_abandoned]
-        errors = self._call(self._write, [entry.plant for entry in batch]) if batch else []
-        for entry, error in zip(batch, errors, strict=True):
+    def _commit_next(self) -> None:
+        for entry, error in self._call(self._commit):
             entry.error = error
             entry.done.set()
-        return None not in queued
+
+    def _commit(self) -> Sequence[tuple[Entry, Exception | None]]:
+        """Write what is in the queue once the lock is there, but for requests that gave up."""
+        batch, errors = [], None
+        try:
+            with self._engine.locked():
+                batch = self._take()
+                errors = self._write([entry.plant for entry in batch]) if batch else []
+        except Unavailable as error:  # the lock can't be had
+            batch = batch or self._take()
+            errors = [error] * len(batch)
+        return list(zip(batch, errors, strict=True))
+
+    def _take(self) -> list[Entry]:
+        queued = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+        return [entry for entry in queued if not entry.is_abandoned]
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call in a real thread what would block, if gevent has made greenlets of all others."""
@@ -303,16 +317,15 @@ class SQLiteEngine(Engine):
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:
-            with self._locked():
-                connection = self._connection or self._open()
-                self._check_files()
-                result: Inserted = 0, {}
-                if plants:
-                    result = insert_new(connection.execute, plants, "?", "")
-                else:  # a read-only file takes BEGIN IMMEDIATE, but not this
-                    connection.execute(f"PRAGMA user_version = {self.VERSION}")
-                self._check_files()
-                return result
+            connection = self._connection or self._open()
+            self._check_files()
+            result: Inserted = 0, {}
+            if plants:
+                result = insert_new(connection.execute, plants, "?", "")
+            else:  # a read-only file takes BEGIN IMMEDIATE, but not this
+                connection.execute(f"PRAGMA user_version = {self.VERSION}")
+            self._check_files()
+            return result
         except (sqlite3.IntegrityError, sqlite3.DataError):
             raise
         except (sqlite3.Error, OSError) as error:
@@ -331,19 +344,20 @@ class SQLiteEngine(Engine):
 
     def close(self) -> None:
         if self._connection is not None:
-            with self._locked():
+            with self.locked():
                 self._connection.close()
                 self._connection = None
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep this host's other processes out, after waiting for them as long as it takes."""
+    def locked(self) -> Iterator[None]:
         name = os.path.dirname(self._path)
-        # Not on the file itself: closing it would undo SQLite's own locks.
-        directory = os.open(name, os.O_RDONLY)
+        try:  # not the file itself: closing that would undo SQLite's own locks
+            directory = os.open(name, os.O_RDONLY)
+        except OSError as error:
+            raise StartRefused(f"{self._path}: its directory: {error.strerror}{ADVICE}") from None
         try:
             self.obstacle = f"other processes hold the lock on {name}; fuser -v shows which"
-            fcntl.flock(directory, fcntl.LOCK_EX)
+            fcntl.flock(directory, fcntl.LOCK_EX)  # for as long as it takes
             self.obstacle = ""
             yield
         finally:

@@ -31,6 +31,9 @@ class MemoryEngine(Engine):
         self.is_closed = threading.Event()
         self.failure: Exception | None = None
 
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         self.is_writing.set()
         assert self.go.wait(PATIENCE)
