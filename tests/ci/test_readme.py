@@ -146,7 +146,8 @@ def test_the_start_with_postgresql_stores_a_plant(
 def test_the_table_of_variables_has_all_that_are_read() -> None:
     """And no others; the service's own way to tell its workers something is not for operators."""
     code = "".join(source.read_text() for source in ROOT.glob("*.py"))
-    read = re.findall(r'(?:os\.environ(?:\.get\(|\[)|number_from\()"(\w+)"', code)
+    calls = r"(?:os\.environ\.get\(|os\.environ\[|number_from\(|read_list\()"
+    read = re.findall(rf'{calls}"(\w+)"', code)
     rows = table("variable")
     assert {variable.strip("`") for variable, _, _ in rows} == {*read} - {"PLANTS_STORAGE"}
     assert ["`DATABASE_URL`", f"`{DEFAULT_URL}`"] in [row[:2] for row in rows]
