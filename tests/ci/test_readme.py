@@ -137,7 +137,9 @@ def test_the_start_with_postgresql_stores_a_plant(
     example, names = re.search("postgresql://user:password@([a-z,]+)/database", setting).group(0, 1)
     hosts = [str(tmp_path)] * names.count(",") + [str(postgresql.folder)]
     url = postgresql.new_schema().replace(str(postgresql.folder), ",".join(hosts))
-    here = f"export {setting.replace(example, quote(url))}; exec {GUNICORN} --bind 127.0.0.1:0"
+    here = (
+        f"export {setting.replace(example, quote(url))}; exec {quote(GUNICORN)} --bind 127.0.0.1:0"
+    )
     assert program in ("", ".venv/bin/gunicorn")
     server = serve(command=["sh", "-c", here], DATABASE_URL=None)
     assert server.post({"id": 7, "name": "Monstera"})[0] == 200
@@ -146,7 +148,8 @@ def test_the_start_with_postgresql_stores_a_plant(
 def test_the_table_of_variables_has_all_that_are_read() -> None:
     """And no others; the service's own way to tell its workers something is not for operators."""
     code = "".join(source.read_text() for source in ROOT.glob("*.py"))
-    read = re.findall(r'(?:os\.environ(?:\.get\(|\[)|number_from\()"(\w+)"', code)
+    calls = r"(?:os\.environ\.get\(|os\.environ\[|number_from\(|read_list\()"
+    read = re.findall(rf'{calls}"(\w+)"', code)
     rows = table("variable")
     assert {variable.strip("`") for variable, _, _ in rows} == {*read} - {"PLANTS_STORAGE"}
     assert ["`DATABASE_URL`", f"`{DEFAULT_URL}`"] in [row[:2] for row in rows]
