@@ -243,7 +243,7 @@ class GroupCommit:
             with self._engine.locked():
                 batch = self._take()
                 errors = self._write([entry.plant for entry in batch]) if batch else []
-        except Unavailable as error:  # the lock can't be had
+        except Exception as error:  # the lock can't be had
             batch = batch or self._take()
             errors = [error] * len(batch)
         return list(zip(batch, errors, strict=True))
@@ -312,13 +312,13 @@ class SQLiteEngine(Engine):
         if is_ephemeral(os.path.dirname(self._path)):
             self.description += ", which is thrown away at each deploy: name a file on a volume"
         self._connection: sqlite3.Connection | None = None
+        self._directory = -1  # its descriptor, for the lock
         self._files: list[tuple[int, int]] = []  # that the connection has open
         self.may_create, self.obstacle = False, ""
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:
             connection = self._connection or self._open()
-            self._check_files()
             result: Inserted = 0, {}
             if plants:
                 result = insert_new(connection.execute, plants, "?", "")
@@ -352,16 +352,17 @@ class SQLiteEngine(Engine):
     def locked(self) -> Iterator[None]:
         name = os.path.dirname(self._path)
         try:  # not the file itself: closing that would undo SQLite's own locks
-            directory = os.open(name, os.O_RDONLY)
+            if self._directory < 0:
+                self._directory = os.open(name, os.O_RDONLY)
         except OSError as error:
             raise StartRefused(f"{self._path}: its directory: {error.strerror}{ADVICE}") from None
+        self.obstacle = f"other processes hold the lock on {name}; fuser -v shows which"
+        fcntl.flock(self._directory, fcntl.LOCK_EX)  # for as long as it takes
+        self.obstacle = ""
         try:
-            self.obstacle = f"other processes hold the lock on {name}; fuser -v shows which"
-            fcntl.flock(directory, fcntl.LOCK_EX)  # for as long as it takes
-            self.obstacle = ""
             yield
         finally:
-            os.close(directory)  # releases the lock
+            fcntl.flock(self._directory, fcntl.LOCK_UN)
 
     def _open(self) -> sqlite3.Connection:
         """Connect, and create the file if that is allowed now and there is none."""
