@@ -319,6 +319,7 @@ class SQLiteEngine(Engine):
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:
             connection = self._connection or self._open()
+            self._check_files()
             result: Inserted = 0, {}
             if plants:
                 result = insert_new(connection.execute, plants, "?", "")
