@@ -48,7 +48,6 @@ PREFLIGHT = {
 }
 HTML = ("Content-Type", BaseResponse.default_content_type)  # Bottle's, where a route sets none
 JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
-NOSNIFF = ("X-Content-Type-Options", "nosniff")
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
 PAGE = ("style.css", "script.js", "icon.svg")
@@ -166,14 +165,13 @@ class BearerPlugin:
     def _authorize(self, credentials: str) -> None:
         scheme, _, token = credentials.partition(" ")
         digest = hashlib.sha256(token.strip(" ").encode()).digest()
+        if scheme.lower() != "bearer":
+            message = "send a token in the header Authorization: Bearer TOKEN"
+            raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
         # A list, not a generator: how long it takes must not tell which token is like this one.
-        if scheme.lower() == "bearer":
-            if any([hmac.compare_digest(digest, known) for known in self._digests]):
-                return
-            message, detail = "the bearer token is not valid", ', error="invalid_token"'
-        else:
-            message, detail = "send a token in the header Authorization: Bearer TOKEN", ""
-        raise HTTPError(401, message, WWW_Authenticate=f'Bearer realm="plants"{detail}')
+        if not any([hmac.compare_digest(digest, known) for known in self._digests]):
+            challenge = 'Bearer realm="plants", error="invalid_token"'
+            raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
 
 
 def require_json(environ: Environ) -> None:
@@ -241,16 +239,15 @@ def to_json(answer: dict[str, Any]) -> bytes:
 def serve(
     app: WSGIApp, origins: Collection[str], environ: Environ, start_response: Callable[..., Any]
 ) -> Iterable[bytes]:
-    """Call `app` with what all requests and answers have in common.
+    """Call `app`; add an X-Request-ID, which is the client's own if that is fit for a log.
 
-    The X-Request-ID is the client's own if that is fit for a log; others find it in environ, as
-    plants.request_id. A request without a valid Host is refused (RFC 9112 section 3.2).
+    A request without a valid Host is refused (RFC 9112 section 3.2).
     """
     request_id = environ.get("HTTP_X_REQUEST_ID", "")
     if not REQUEST_ID.fullmatch(request_id):
         request_id = f"{random.getrandbits(128):032x}"
     environ["plants.request_id"] = request_id
-    common = [("X-Request-ID", request_id), NOSNIFF]
+    common = [("X-Request-ID", request_id), ("X-Content-Type-Options", "nosniff")]
     path, host = environ["PATH_INFO"], environ.get("HTTP_HOST", "")
     if origins and path in SHARED:
         common += allow_origin(environ.get("HTTP_ORIGIN", ""), origins)

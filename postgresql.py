@@ -57,10 +57,7 @@ class PostgreSQLEngine(Engine):
     """One connection to a server, on which psycopg waits as gevent wants; a thread renews it."""
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
-        """Connect when needed; without an `identity`, create the table if there is none.
-
-        `write_limit` is in seconds, for a batch. Raises StartRefused for a URL that can't be read.
-        """
+        """Limit the seconds for a batch; create no table if there was one, of this `identity`."""
         self._parameters = parse_url(url)
         self._write_limit = write_limit - CANCEL_LIMIT
         self._connection: psycopg.Connection | None = None
@@ -70,9 +67,6 @@ class PostgreSQLEngine(Engine):
         self._is_local = False  # whether a commit did not wait for the standbys
         self.description, self.identity = "PostgreSQL, not reached yet", identity
         self.may_create, self.obstacle = False, ""
-
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # the server keeps writers apart
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         deadline = time.monotonic() + self._write_limit

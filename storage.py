@@ -71,7 +71,9 @@ class Engine(Protocol):
     obstacle: str  # what insert() is waiting for, if that is known
     blocks: bool = False  # whether waiting stops all greenlets
 
-    def locked(self) -> AbstractContextManager[None]: ...
+    def locked(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def insert(self, plants: Sequence[Plant]) -> Inserted: ...
     def rows(self) -> Iterator[Plant]: ...
     def close(self) -> None: ...
@@ -84,6 +86,7 @@ class Storage:
         """Leave the database alone until it is used; `wait_limit` is in seconds."""
         self.inserted = 0  # plants that were new to the database
         self.engine, self._wait_limit = engine, wait_limit
+        self.rows = engine.rows  # all plants as of now, in the order of id
         self._commit = GroupCommit(self._write, engine)
 
     @classmethod
@@ -137,10 +140,6 @@ class Storage:
             log.warning("starting with 503 for all plants until this has passed: %s", error)
         return self.engine.identity
 
-    def rows(self) -> Iterator[Plant]:
-        """Return all plants as of now, in the order of id, read one at a time."""
-        return self.engine.rows()
-
     def close(self) -> None:
         """Close the connection; the storage opens another when it is used again."""
         self._commit.close(self._wait_limit / 2)
@@ -173,9 +172,8 @@ def compare(plant: Plant, stored: Plant | None) -> Exception | None:
     """Return what keeps `plant` out where `stored` has its id, or None if they are equal."""
     if stored is None:
         return Unavailable(f"plant {plant.id} was deleted while it was stored")
-    if stored != plant:
-        return Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
-    return None
+    taken = Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
+    return None if stored == plant else taken
 
 
 @dataclass(slots=True)

@@ -101,16 +101,12 @@ class Worker(GeventWorker):
     exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
     timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() has all deadlines
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.connections: set[Connection] = set()
-
     def run(self) -> None:
         """Serve until told to end, then also the connections that nobody had accepted yet."""
+        self.connections: set[Connection] = set()
         self.backlog = [listener.dup() for listener in self.sockets]
         super().run()
-        deadline = time.monotonic() + self.cfg.graceful_timeout
-        while (self.backlog or self.connections) and time.monotonic() < deadline:
+        while self.backlog or self.connections:  # the master ends it after graceful_timeout
             self.notify()
             gevent.sleep(0.1)
 
