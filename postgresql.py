@@ -107,7 +107,8 @@ class PostgreSQLEngine(Engine):
             self._connecting.start()
         if (connecting := self._connecting) is not None and not self._is_away:
             connecting.join(max(deadline - time.monotonic(), 0))
-        if self._connection is None:
+        # What begins after the deadline could not be cancelled any more, and would go on there.
+        if self._connection is None or time.monotonic() > deadline:
             self._is_away = self._connecting is not None
             raise self._failure
         return self._connection
@@ -213,9 +214,13 @@ def abort_after(seconds: float, connection: psycopg.Connection) -> Iterator[None
     Neither a timeout of the server nor TCP keepalives end the wait for a server that hangs.
     """
 
+    ended = threading.Event()
+
     def abort() -> None:
         with contextlib.suppress(Exception):  # or it would wait on, for a lock or a standby
             connection.cancel_safe(timeout=CANCEL_LIMIT)
+            if ended.wait(CANCEL_LIMIT):
+                return
         with (
             contextlib.suppress(OSError, psycopg.Error),
             socket.socket(fileno=os.dup(connection.fileno())) as sock,
@@ -228,7 +233,9 @@ def abort_after(seconds: float, connection: psycopg.Connection) -> Iterator[None
     try:
         yield
     finally:
+        ended.set()
         timer.cancel()
+        timer.join()  # or it could still cancel, or cut, the next statement
 
 
 def explain(error: psycopg.Error) -> Exception:
