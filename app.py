@@ -21,33 +21,35 @@ from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request
 from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import DEFAULT_URL, WAIT_LIMIT, Conflict, StartRefused, Storage, Unavailable
 
-log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
+log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 Environ: TypeAlias = dict[str, Any]
 WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 BODY_LIMIT = 2**20  # bytes
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
-ORIGIN = re.compile(  # as browsers send it: in lower case, without the scheme's own port
+ORIGIN = re.compile(  # serialized: in lower case, without the default port
     r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
 )
-ADVICE = {
+ALLOWED = {
     "PLANTS_TOKENS": "tokens of at least 16 letters, digits or -._~+/, separated by commas; to "
     "make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
-    "PLANTS_CORS_ORIGINS": "origins like https://example.org in lower case, separated by commas, "
-    "or *",
+    "PLANTS_CORS_ORIGINS": "* or origins like https://example.org, separated by commas",
 }
 HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.IGNORECASE)
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
-SHARED = ("/plants", "/openapi.json")  # with pages of other origins
+SHARED = ("/plants", "/openapi.json")  # where CORS applies
 PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Request-ID",
     "Access-Control-Max-Age": "600",  # seconds
 }
-HTML = ("Content-Type", BaseResponse.default_content_type)  # Bottle's, where a route sets none
-JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+DEFAULT_TYPE = (
+    "Content-Type",
+    BaseResponse.default_content_type,
+)  # Bottle's, where a route sets none
+JSON_HEADERS = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
 PAGE = ("style.css", "script.js", "icon.svg")
@@ -68,7 +70,7 @@ def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
     storage, app = read_environment(wait_limit)
     if "PLANTS_STORAGE" not in os.environ:
         storage.check_start()
-        storage.close()  # the server may fork
+        storage.close()  # a connection must not cross a fork
     atexit.register(storage.close)
     return app
 
@@ -76,13 +78,13 @@ def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
 def read_environment(wait_limit: float = WAIT_LIMIT) -> tuple[Storage, WSGIApp]:
     """Return the storage of DATABASE_URL, and the application. Raises StartRefused.
 
-    gunicorn.conf.py sets PLANTS_STORAGE, so that no worker takes up another database later.
+    gunicorn.conf.py sets PLANTS_STORAGE: the workers use the database seen at the start or none.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
     storage = Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), wait_limit)
     tokens = read_list("PLANTS_TOKENS", TOKEN)
-    shared = "PLANTS_CORS_ORIGINS" in os.environ
-    origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if shared else []
+    is_set = "PLANTS_CORS_ORIGINS" in os.environ
+    origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if is_set else []
     return storage, create_app(storage, tokens, origins)
 
 
@@ -90,15 +92,12 @@ def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
     """Return the parts of an environment variable. Raises StartRefused for a bad one, or none."""
     parts = re.findall(r"[^,\s]+", os.environ.get(variable, ""))
     if not parts or not all(map(form.fullmatch, parts)):
-        raise StartRefused(f"{variable} must be {ADVICE[variable]}")
+        raise StartRefused(f"{variable} must be {ALLOWED[variable]}")
     return parts
 
 
 def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str] = ()) -> WSGIApp:
-    """Return a WSGI application that stores plants for clients with one of `tokens`.
-
-    Pages of `origins`, which may be "*", may call it from a browser.
-    """
+    """Return a WSGI application that pages of `origins`, which may be "*", may call, too."""
     app = Bottle()
     app.uninstall(True)  # Bottle's own plugins: every route returns bytes
     app.default_error_handler = answer_error
@@ -168,7 +167,7 @@ class BearerPlugin:
         if scheme.lower() != "bearer":
             message = "send a token in the header Authorization: Bearer TOKEN"
             raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
-        # A list, not a generator: how long it takes must not tell which token is like this one.
+        # A list, not a generator: all are compared, so that the time taken reveals nothing.
         if not any([hmac.compare_digest(digest, known) for known in self._digests]):
             challenge = 'Bearer realm="plants", error="invalid_token"'
             raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
@@ -197,7 +196,7 @@ def read_body(environ: Environ) -> bytes:
         has_end = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")
         size = BODY_LIMIT + 1 if has_end else declared
         body = bytes(environ["wsgi.input"].read(size)) if 0 <= size <= BODY_LIMIT + 1 else b""
-    except Exception as error:  # each server has its own for what a client can do wrong here
+    except Exception as error:  # the types differ from server to server
         raise HTTPError(400, f"the body could not be read: {error}") from None
     if declared > BODY_LIMIT or len(body) > BODY_LIMIT:
         raise HTTPError(413, f"the body must not be longer than {BODY_LIMIT} bytes")
@@ -231,7 +230,7 @@ def answer_error(error: HTTPError) -> bytes:
 
 def to_json(answer: dict[str, Any]) -> bytes:
     """Return `answer` as JSON; the line end is for shells, whose prompt would follow."""
-    # One by one: for a dict Python makes an encoder anew, which takes longer than to encode it.
+    # Member by member: for each dict Python would make a new encoder, which takes longer.
     members = ", ".join([f'"{name}": {ENCODE(value)}' for name, value in answer.items()])
     return f"{{{members}}}\n".encode(errors="replace")
 
@@ -253,9 +252,9 @@ def serve(
         common += allow_origin(environ.get("HTTP_ORIGIN", ""), origins)
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-        if HTML in headers:
-            headers.remove(HTML)
-            headers += JSON
+        if DEFAULT_TYPE in headers:
+            headers.remove(DEFAULT_TYPE)
+            headers += JSON_HEADERS
         return start_response(status, headers + common, exc_info)
 
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(host):
@@ -269,7 +268,7 @@ def serve(
 def refuse_host(environ: Environ, start: Callable[..., Any]) -> list[bytes]:
     """Answer a request whose Host is missing, or not one host and port."""
     body = to_json({"error": 400, "message": "Host must be a host and port, and be given once"})
-    start("400 Bad Request", [HTML, ("Content-Length", str(len(body)))])
+    start("400 Bad Request", [DEFAULT_TYPE, ("Content-Length", str(len(body)))])
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
 

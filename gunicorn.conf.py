@@ -24,8 +24,8 @@ def number_from(variable: str, default: int, limit: int) -> int:
     return int(value)
 
 
-def check_in_child(results: "multiprocessing.SimpleQueue[tuple[str, str]]") -> None:
-    """Put what tells the storage from others, and what it is; end the start if it can't work."""
+def report_storage(results: "multiprocessing.SimpleQueue[Any]") -> None:
+    """Report the storage's identity and description; end the start if it can't work."""
     from app import read_environment
     from storage import StartRefused
 
@@ -43,13 +43,13 @@ def check_address(address: Any) -> None:
         if isinstance(address, tuple) and ":" not in address[0]:
             socket.create_server(address).close()
     except OSError as error:
-        sys.exit(f"{address[0]}:{address[1]}: {error.strerror}; end what is there, or set PORT")
+        sys.exit(f"{address[0]}:{address[1]}: {error.strerror}; stop what uses it, or set PORT")
 
 
 def on_starting(server: Any) -> None:
-    """Check before there are workers, in another process: SIGHUP must find nothing imported."""
+    """Check before there are workers, in a child: SIGHUP could not reload what is imported here."""
     if server.cfg.preload_app:
-        sys.exit("--preload is not possible, leave it out: gevent has to come before the code")
+        sys.exit("--preload is not possible, leave it out: gevent has to patch first")
     name = server.cfg.worker_class_str
     if re.search("asgi|pywsgi", name.lower()):
         sys.exit(f"--worker-class {name} is not possible, leave it out: worker.Worker is for this")
@@ -58,7 +58,7 @@ def on_starting(server: Any) -> None:
     os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
     processes = multiprocessing.get_context("fork")
     results = processes.SimpleQueue()
-    check = processes.Process(target=check_in_child, args=(results,))
+    check = processes.Process(target=report_storage, args=(results,))
     check.start()
     check.join()
     if check.exitcode:
@@ -114,7 +114,7 @@ keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a clo
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
 control_socket_disable = True  # nothing here is controlled through one
 http_parser = "python"  # not another one because a package of that name is there
-# No proxy's or client's headers are believed: a SCRIPT_NAME or PATH_INFO would change the path.
+# No forwarded header is read: a SCRIPT_NAME or PATH_INFO would change the path.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-forwarded_allow_ips = "*"  # an address would have to be looked up for each request
+forwarded_allow_ips = "*"  # nothing is read anyway; this saves the look at the address

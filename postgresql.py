@@ -18,7 +18,7 @@ import psycopg
 from schemas import Plant
 from storage import ALL_PLANTS, Engine, Inserted, RowLocked, StartRefused, Unavailable, insert_new
 
-CANCEL_LIMIT = 1.0  # seconds for a server to notice that its answer is not waited for any more
+CANCEL_LIMIT = 1.0  # seconds for a request to cancel a statement
 PAUSE = 0.2  # seconds between two attempts
 SCHEMA = "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
 COLUMNS = [("id", "bigint", True), ("name", "text", True), ("tag", "text", False)]
@@ -33,20 +33,20 @@ FIND_COLUMNS = """
 TRY_A_WRITE = """
     WITH one AS (SELECT id, name, tag FROM plants LIMIT 1 FOR UPDATE SKIP LOCKED)
     INSERT INTO plants SELECT * FROM one ON CONFLICT (id) DO NOTHING"""
-# A row that somebody else has locked must not keep the other plants waiting for long.
+# A batch with a locked row is tried again one by one, so the limit is short.
 SESSION = """
-    SET client_min_messages = warning; SET lock_timeout = '1s';
+    SET client_min_messages = warning; SET lock_timeout = '300ms';
     SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"""
-# No connection, a changed table, a standby, a lost statement, a deadlock, a restart.
-MAY_PASS = ("08", "0A", "25006", "26", "40", "57P")
+# Connection, changed table, read-only standby, lost statement, deadlock, shutdown.
+RECONNECT = ("08", "0A", "25006", "26", "40", "57P")
 # libpq has no codes for why it could not connect, and its messages are translated.
-REFUSED = re.compile(
+CONFIG_ERRORS = re.compile(
     r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
     r"not permitted to log in|permission denied|SSL was required|: invalid "
 )
 
-log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
+log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 
 
 class LostConnection(Unavailable):
@@ -54,19 +54,19 @@ class LostConnection(Unavailable):
 
 
 class PostgreSQLEngine(Engine):
-    """One connection to a server, on which psycopg waits as gevent wants; a thread renews it."""
+    """One connection to a server, cooperative under gevent; a thread reconnects."""
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
         """Limit the seconds for a batch; create no table if there was one, of this `identity`."""
         self._parameters = parse_url(url)
         self._write_limit = write_limit - CANCEL_LIMIT
         self._connection: psycopg.Connection | None = None
-        self._connecting: threading.Thread | None = None
+        self._connector: threading.Thread | None = None
         self._failure: Exception = Unavailable("PostgreSQL: connecting")
-        self._is_away = False  # whether a batch has waited for a connection in vain
-        self._is_local = False  # whether a commit did not wait for the standbys
+        self._fails_fast = False  # whether a batch has waited for a connection in vain
+        self._is_not_replicated = False  # whether a commit did not wait for the standbys
         self.description, self.identity = "PostgreSQL, not reached yet", identity
-        self.may_create, self.obstacle = False, ""
+        self.obstacle = ""
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         deadline = time.monotonic() + self._write_limit
@@ -92,44 +92,39 @@ class PostgreSQLEngine(Engine):
             raise explain(error) from None
 
     def close(self) -> None:
-        self._connecting = None
+        self._connector = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _wait_for_connection(self, deadline: float) -> psycopg.Connection:
-        """Return the connection, or raise what keeps it from being there.
-
-        Waits until the `deadline`, but not at all if another batch has waited in vain.
-        """
-        if self._connection is None and self._connecting is None:
-            self._connecting = threading.Thread(target=self._reconnect, daemon=True)
-            self._connecting.start()
-        if (connecting := self._connecting) is not None and not self._is_away:
+        """Return the connection by the `deadline`, or raise what keeps it from being there."""
+        if self._connection is None and self._connector is None:
+            self._connector = threading.Thread(target=self._reconnect, daemon=True)
+            self._connector.start()
+        if (connecting := self._connector) is not None and not self._fails_fast:
             connecting.join(max(deadline - time.monotonic(), 0))
         # What begins after the deadline could not be cancelled any more, and would go on there.
         if self._connection is None or time.monotonic() > deadline:
-            self._is_away = self._connecting is not None
+            self._fails_fast = self._connector is not None
             raise self._failure
         return self._connection
 
     def _reconnect(self) -> None:
         """Try to connect until that succeeds, an operator has to act, or the engine is closed."""
-        while self._connecting is threading.current_thread():
+        while self._connector is threading.current_thread():
             try:
                 with contextlib.ExitStack() as stack:
                     connection = stack.enter_context(contextlib.closing(self._connect()))
                     with abort_after(self._write_limit, connection):
                         self._prepare(connection)
-                    if self._connecting is threading.current_thread():
+                    if self._connector is threading.current_thread():
                         stack.pop_all()  # it stays open
                         self._connection = connection
-            except psycopg.Error as error:
-                self._failure = explain(error)
-            except StartRefused as error:
-                self._failure = error
+            except Exception as error:
+                self._failure = explain(error) if isinstance(error, psycopg.Error) else error
             if self._connection or isinstance(self._failure, StartRefused):
-                self._connecting, self._is_away = None, False
+                self._connector, self._fails_fast = None, False
             else:
                 time.sleep(PAUSE)
 
@@ -143,18 +138,18 @@ class PostgreSQLEngine(Engine):
 
     def _notice(self, notice: psycopg.errors.Diagnostic) -> None:
         """Note that a commit gave up waiting for the standbys, which is no error to libpq."""
-        self._is_local |= notice.source_function == "SyncRepWaitForLSN"
+        self._is_not_replicated |= notice.source_function == "SyncRepWaitForLSN"
 
     def _insert(self, connection: psycopg.Connection, plants: Sequence[Plant]) -> Inserted:
-        self._is_local = False
+        self._is_not_replicated = False
         result: Inserted = 0, {}
         if plants:
-            # FOR UPDATE makes of a read a commit, and a commit waits until all before it is on the
-            # standbys too: what is only on this server would be lost with it.
+            # FOR UPDATE makes the SELECT wait for the standbys too: it could confirm a row that
+            # a fail-over loses.
             result = insert_new(connection.execute, plants, "%s", " ORDER BY id FOR UPDATE")
         else:
             connection.execute(TRY_A_WRITE)
-        if self._is_local:
+        if self._is_not_replicated:
             raise psycopg.OperationalError("committed here, but maybe not on the standbys")
         return result
 
@@ -184,10 +179,7 @@ class PostgreSQLEngine(Engine):
 
 
 def parse_url(url: str) -> dict[str, Any]:
-    """Return libpq's parameters (postgresql.org/docs/current/libpq-connect.html), with defaults.
-
-    Raises StartRefused if `url` can't be read, without repeating it: a part may be a password.
-    """
+    """Return libpq's parameters. Raises StartRefused, without repeating a part of `url`."""
     try:
         given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -209,15 +201,11 @@ def parse_url(url: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def abort_after(seconds: float, connection: psycopg.Connection) -> Iterator[None]:
-    """Cut the connection if the block takes longer.
-
-    Neither a timeout of the server nor TCP keepalives end the wait for a server that hangs.
-    """
-
+    """Cut the connection if the block takes longer: no timeout of a server that hangs ends it."""
     ended = threading.Event()
 
     def abort() -> None:
-        with contextlib.suppress(Exception):  # or it would wait on, for a lock or a standby
+        with contextlib.suppress(Exception):  # else the server may go on waiting
             connection.cancel_safe(timeout=CANCEL_LIMIT)
             if ended.wait(CANCEL_LIMIT):
                 return
@@ -239,15 +227,15 @@ def abort_after(seconds: float, connection: psycopg.Connection) -> Iterator[None
 
 
 def explain(error: psycopg.Error) -> Exception:
-    """Return what an error means to those who wait, in one line and without the plant."""
+    """Return the error of ours that psycopg's means: one line, nothing of the plant."""
     message = error.diag.message_primary or str(error)
     text = " ".join(f"PostgreSQL: {message}".split())
     # With several hosts, what each of them said comes after the first lines.
     failures = message.partition("All failures were:")[2].split("\n- ")[1:] or [message]
-    if error.sqlstate is None and all(map(REFUSED.search, failures)):
+    if error.sqlstate is None and all(map(CONFIG_ERRORS.search, failures)):
         return StartRefused(text)
     unknown = "" if isinstance(error, psycopg.ProgrammingError) else "08"
-    if (error.sqlstate or unknown).startswith(MAY_PASS):
+    if (error.sqlstate or unknown).startswith(RECONNECT):
         return LostConnection(text)
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
         return ValueError(text)

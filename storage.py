@@ -25,13 +25,13 @@ from schemas import Plant
 DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
-MAX_BATCH = 1000  # plants in one statement; SQLite allows 32,766 values
+MAX_BATCH = 1000  # plants of three values each; SQLite allows 32,766 in a statement
 ALL_PLANTS = "SELECT id, name, tag FROM plants ORDER BY id"
 # A variable that each sets: Heroku and Dokku, Render, Railway, Fly.io, Google Cloud Run.
 PLATFORMS = ("DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SERVICE")
-ADVICE = "; mend that, or name another file on a local disk in DATABASE_URL"
+REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
-log = logging.getLogger("gunicorn.error.plants")  # goes where gunicorn logs, if it is there
+log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 
 
 class Conflict(Exception):
@@ -39,7 +39,7 @@ class Conflict(Exception):
 
 
 class Unavailable(Exception):
-    """The storage can't tell now whether the plant is stored; storing it again later is safe."""
+    """The plant is not known to be stored; storing it again is safe."""
 
 
 class RowLocked(Unavailable):
@@ -53,23 +53,21 @@ class StartRefused(Unavailable):
 #: How many plants were new and, unless all were, what is stored under their ids.
 Inserted: TypeAlias = tuple[int, Mapping[int, Plant]]
 Batch: TypeAlias = Sequence[Plant | None]  # None stands for a health check
-Outcomes: TypeAlias = Sequence[Exception | None]  # what kept each out
+Outcomes: TypeAlias = Sequence[Exception | None]  # None if stored, else why not
 
 
 class Engine(Protocol):
     """A database. The methods raise Unavailable, StartRefused where an operator has to act.
 
     insert() stores durably the plants whose id is new; without plants, it proves that it could. If
-    one plant is at fault it stores none and raises RowLocked, or what is not Unavailable. rows()
-    are all plants as of now, in the order of id. close() ends a connection that insert() opened.
-    locked() keeps other processes from writing.
+    one plant is at fault it stores none, and raises RowLocked or what is not Unavailable. locked()
+    keeps other processes from writing. rows() are all plants as of now, in the order of id.
     """
 
     description: str  # what the database is and where, without a password
     identity: str  # what tells it from another one at the same place; "" before it was seen
-    may_create: bool  # whether insert() may make a database where there is none
     obstacle: str  # what insert() is waiting for, if that is known
-    blocks: bool = False  # whether waiting stops all greenlets
+    blocks: bool = False  # whether insert() blocks the thread, as psycopg under gevent does not
 
     def locked(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -91,10 +89,7 @@ class Storage:
 
     @classmethod
     def from_url(cls, url: str, identity: str = "", wait_limit: float = WAIT_LIMIT) -> "Storage":
-        """Return the storage that `url` names. Raises StartRefused for a URL of another form.
-
-        With an `identity`, which check_start() has returned, it uses that database or none.
-        """
+        """Return the storage that `url` names, if it is that of `identity`. Raises StartRefused."""
         if url.startswith("sqlite:///") and "?" not in url:
             path = unquote(url.removeprefix("sqlite:///"), errors="surrogateescape")
             return cls(SQLiteEngine(path, identity, wait_limit / 2), wait_limit)
@@ -127,17 +122,12 @@ class Storage:
             raise error
 
     def check_start(self) -> str:
-        """Create the database if there is none and return its identity. Raises StartRefused.
-
-        Nothing else creates one: a database that goes away later must not be replaced in silence.
-        """
-        self.engine.may_create = True
+        """Create the database if there is none and return its identity. Raises StartRefused."""
         error = self._wait(self._commit.submit(None), self._wait_limit)
-        self.engine.may_create = False
         if isinstance(error, StartRefused):
             raise error
         if error:
-            log.warning("starting with 503 for all plants until this has passed: %s", error)
+            log.warning("the database is not available at the start: %s", error)
         return self.engine.identity
 
     def close(self) -> None:
@@ -147,7 +137,7 @@ class Storage:
     def _wait(self, entry: "Entry", timeout: float) -> Exception | None:
         if entry.done.wait(timeout):
             return entry.error
-        entry.is_abandoned = True
+        entry.is_abandoned, entry.plant = True, None  # it may be large
         obstacle = self.engine.obstacle or "the storage does not answer"
         return Unavailable(f"gave up after {timeout:.3g} s: {obstacle}")
 
@@ -160,7 +150,7 @@ class Storage:
             is_for_all = isinstance(error, Unavailable) and not isinstance(error, RowLocked)
             if is_for_all or len(batch) == 1:
                 return [error] * len(batch)
-            # One of them is at fault: alone, each of the others can be stored.
+            # One by one, so that a plant that is at fault keeps out no other.
             return [self._write([plant])[0] for plant in batch]
         self.inserted += new
         if new == len(plants):
@@ -197,7 +187,7 @@ class GroupCommit:
         self._write, self._engine = write, engine
         self._queue: deque[Entry] = deque()
         self._wake_up = threading.Event()  # set when the thread has something to do
-        self._lock = threading.Lock()  # guards the next
+        self._lock = threading.Lock()  # guards _thread
         self._thread: threading.Thread | None = None  # started when first needed: after any fork
 
     def submit(self, plant: Plant | None) -> Entry:
@@ -226,13 +216,10 @@ class GroupCommit:
             self._wake_up.clear()
             while self._queue:
                 time.sleep(0)  # so that requests that have just arrived are in the batch
-                self._commit_next()
+                for entry, error in self._call(self._commit):
+                    entry.error, entry.plant = error, None
+                    entry.done.set()
         self._call(self._engine.close)
-
-    def _commit_next(self) -> None:
-        for entry, error in self._call(self._commit):
-            entry.error = error
-            entry.done.set()
 
     def _commit(self) -> Sequence[tuple[Entry, Exception | None]]:
         """Write what is in the queue once the lock is there, but for requests that gave up."""
@@ -251,7 +238,7 @@ class GroupCommit:
         return [entry for entry in queued if not entry.is_abandoned]
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call in a real thread what would block, if gevent has made greenlets of all others."""
+        """Call directly or, where gevent has made greenlets of threads, in its thread pool."""
         monkey = sys.modules.get("gevent.monkey")
         if self._engine.blocks and monkey and monkey.is_module_patched("threading"):
             return sys.modules["gevent"].get_hub().threadpool.apply(function, args)
@@ -261,7 +248,7 @@ class GroupCommit:
 def insert_new(
     execute: Callable[..., Any], plants: Sequence[Plant], placeholder: str, suffix: str
 ) -> Inserted:
-    """Insert the plants whose id is new, each statement a commit; `suffix` ends a SELECT."""
+    """Insert the plants whose id is new, in autocommit; `suffix` is appended to the SELECT."""
     # Only placeholders are put into the text; the plants go beside it.
     row = f"({placeholder}, {placeholder}, {placeholder})"
     rows = ", ".join([row] * len(plants))
@@ -293,14 +280,11 @@ class SQLiteEngine(Engine):
     blocks = True
     APPLICATION_ID = 0x504C4E54  # "PLNT"
     VERSION = 1
-    MAY_PASS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
+    TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
     SCHEMA = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
 
     def __init__(self, path: str, identity: str, busy_timeout: float) -> None:
-        """Open no other file at `path` than that of `identity`, if there is one.
-
-        `busy_timeout` is in seconds, for a file that another program has locked.
-        """
+        """Refuse a file at `path` that is not that of `identity`; wait some seconds for locks."""
         if not path or path == ":memory:" or "\0" in path:
             raise StartRefused("DATABASE_URL must name a file: what is in memory is not stored")
         # SQLite keeps its other files beside what a link leads to.
@@ -311,8 +295,8 @@ class SQLiteEngine(Engine):
             self.description += ", which is thrown away at each deploy: name a file on a volume"
         self._connection: sqlite3.Connection | None = None
         self._directory = -1  # its descriptor, for the lock
-        self._files: list[tuple[int, int]] = []  # that the connection has open
-        self.may_create, self.obstacle = False, ""
+        self._files: list[tuple[int, int]] = []  # device and inode of the file, -wal and -shm
+        self.obstacle = ""
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:
@@ -321,21 +305,21 @@ class SQLiteEngine(Engine):
             result: Inserted = 0, {}
             if plants:
                 result = insert_new(connection.execute, plants, "?", "")
-            else:  # a read-only file takes BEGIN IMMEDIATE, but not this
+            else:  # a real write: BEGIN IMMEDIATE works on read-only files
                 connection.execute(f"PRAGMA user_version = {self.VERSION}")
             self._check_files()
             return result
         except (sqlite3.IntegrityError, sqlite3.DataError):
             raise
         except (sqlite3.Error, OSError) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in self.MAY_PASS:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in self.TRANSIENT:
                 raise Unavailable(f"{self._path}: {error}") from None
-            raise StartRefused(f"{self._path}: {error}{ADVICE}") from None
+            raise StartRefused(f"{self._path}: {error}{REMEDY}") from None
 
     def rows(self) -> Iterator[Plant]:
         try:
             with contextlib.closing(self._connect("ro")) as connection:
-                self._check_owner(connection)
+                self._check_application(connection)
                 # One statement reads one snapshot, whatever is written meanwhile.
                 yield from map(Plant._make, connection.execute(ALL_PLANTS))
         except sqlite3.Error as error:
@@ -350,11 +334,11 @@ class SQLiteEngine(Engine):
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         name = os.path.dirname(self._path)
-        try:  # not the file itself: closing that would undo SQLite's own locks
+        try:  # not the file: closing any descriptor of it drops SQLite's locks
             if self._directory < 0:
                 self._directory = os.open(name, os.O_RDONLY)
         except OSError as error:
-            raise StartRefused(f"{self._path}: its directory: {error.strerror}{ADVICE}") from None
+            raise StartRefused(f"{self._path}: its directory: {error.strerror}{REMEDY}") from None
         self.obstacle = f"other processes hold the lock on {name}; fuser -v shows which"
         fcntl.flock(self._directory, fcntl.LOCK_EX)  # for as long as it takes
         self.obstacle = ""
@@ -365,15 +349,15 @@ class SQLiteEngine(Engine):
 
     def _open(self) -> sqlite3.Connection:
         """Connect, and create the file if that is allowed now and there is none."""
-        found = self._find_inodes("")
-        # Before SQLite opens the file: it would play the -wal of another one into it.
+        found = self._file_ids("")
+        # Before SQLite opens the file, as it would replay a -wal of another one into it.
         if found and self.identity not in ("", str(found)):
             raise StartRefused(f"{self._path} was replaced under the service: restart it")
-        is_new = self.may_create and not found
+        is_new = not found and not self.identity
         connection = self._connect("rwc" if is_new else "rw")
         try:
             self._prepare(connection, is_new)
-            self._files = self._find_inodes("", "-wal", "-shm")
+            self._files = self._file_ids("", "-wal", "-shm")
             if found and found != self._files[:1]:
                 raise Unavailable(f"{self._path} was replaced while it was opened")
         except BaseException:
@@ -391,9 +375,9 @@ class SQLiteEngine(Engine):
             url, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False, uri=True
         )
 
-    def _check_owner(self, connection: sqlite3.Connection) -> None:
+    def _check_application(self, connection: sqlite3.Connection) -> None:
         if connection.execute("PRAGMA application_id").fetchone()[0] != self.APPLICATION_ID:
-            raise StartRefused(f"{self._path} is empty or another program's{ADVICE}")
+            raise StartRefused(f"{self._path} is empty or another program's{REMEDY}")
         if connection.execute("PRAGMA user_version").fetchone()[0] > self.VERSION:
             raise StartRefused(f"{self._path} is of a newer version of this service; run that")
 
@@ -406,19 +390,19 @@ class SQLiteEngine(Engine):
                 f"BEGIN IMMEDIATE; {self.SCHEMA}; PRAGMA application_id = {self.APPLICATION_ID};"
                 f"PRAGMA user_version = {self.VERSION}; COMMIT"
             )
-        self._check_owner(connection)
+        self._check_application(connection)
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-            raise StartRefused(f"{self._path}: no WAL mode on this file system{ADVICE}")
-        # What a killed process wrote but had not synced yet is read back as if it were stored, and
-        # a retry would get a 200 for it: a checkpoint syncs it. If that process could not sync it,
-        # the disk may lack it all the same; a write after the checkpoint begins a new WAL.
+            raise StartRefused(f"{self._path}: no WAL mode on this file system{REMEDY}")
+        # A killed process may leave frames in the WAL that can be read but are not synced: a retry
+        # would get a 200 for them. The checkpoint syncs them. The write after it restarts the WAL,
+        # in case the sync of that process had failed.
         busy, frames, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
         if busy:
             raise Unavailable(f"{self._path}: another program is at work on it")
         if frames:
             connection.execute(f"PRAGMA user_version = {self.VERSION}")
 
-    def _find_inodes(self, *ends: str) -> list[tuple[int, int]]:
+    def _file_ids(self, *ends: str) -> list[tuple[int, int]]:
         """Return device and inode of the files whose names end so; none if one is missing."""
         try:
             found = [os.stat(self._path + end) for end in ends]
@@ -427,7 +411,7 @@ class SQLiteEngine(Engine):
         return [(status.st_dev, status.st_ino) for status in found]
 
     def _check_files(self) -> None:
-        """Raise Unavailable, from then on, if what is written can't be found under the path."""
-        if not self._files or self._files != self._find_inodes("", "-wal", "-shm"):
+        """Raise Unavailable, for good, if the open files are no longer those at the path."""
+        if not self._files or self._files != self._file_ids("", "-wal", "-shm"):
             self._files = []
             raise Unavailable(f"{self._path} was deleted or replaced under the service: restart it")

@@ -1,6 +1,6 @@
 """gunicorn's gevent worker with time limits for its clients, and the access log.
 
-In a module, as gunicorn executes its configuration file anew at SIGHUP, but keeps its logger.
+SIGHUP executes gunicorn.conf.py anew but keeps the logger, so their classes are here.
 """
 
 import contextlib
@@ -29,7 +29,9 @@ STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeader
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 SystemSocket = monkey.get_original("socket", "socket")
 DISCARD_LIMIT = 2**16  # bytes of a body that the application has not read
-CROWDED = 0.9  # of worker_connections; from there on, each new one takes the place of another
+CROWDED = (
+    0.9  # of worker_connections; from there on a new one evicts the one that has waited longest
+)
 
 # Until a worker has handlers of its own it has the master's, in which SIGTERM would be lost.
 os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
@@ -42,26 +44,26 @@ class Connection:
         """Limit the seconds for a request to arrive, and then those for its answer to be read."""
         self._sock, self._unsent = sock, b""
         self._request_limit, self._linger_limit = request_limit, linger_limit
-        self.is_cut = False
-        self.wait(request_limit)
+        self.is_expired = False
+        self.set_deadline(request_limit)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def wait(self, limit: float, is_idle: bool = True) -> None:
-        """Wait for a request to begin, or to end, at most so many seconds."""
-        self.is_idle, self.since = is_idle, time.monotonic()
-        self.deadline = self.since + limit
+    def set_deadline(self, limit: float, is_idle: bool = True) -> None:
+        """Expire in so many seconds."""
+        self.is_idle, self.waiting_since = is_idle, time.monotonic()
+        self.deadline = self.waiting_since + limit
 
-    def begin(self) -> None:
+    def begin_request(self) -> None:
         """Start the clock of a request, if it is not running."""
         if self.is_idle:
-            self.wait(self._request_limit, is_idle=False)
+            self.set_deadline(self._request_limit, is_idle=False)
 
     def recv(self, size: int) -> bytes:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
         data: bytes = self._sock.recv(size)
-        self.begin()
+        self.begin_request()
         return data
 
     def sendall(self, data: bytes) -> None:
@@ -73,11 +75,11 @@ class Connection:
         data, self._unsent = self._unsent, b""
         self._sock.sendall(data)
 
-    def cut(self) -> None:
-        """End the receiving, so that a client that is late can still be told; later the sending."""
-        is_over = self.is_cut and time.monotonic() > self.deadline + self._linger_limit
-        self.is_cut = True
-        # By the system alone: gevent's own method would fail those who wait for the socket.
+    def expire(self) -> None:
+        """Shut down reading, so that an error can still be sent; when called later, writing too."""
+        is_over = self.is_expired and time.monotonic() > self.deadline + self._linger_limit
+        self.is_expired = True
+        # Not gevent's method, which would fail the greenlet that is waiting for the socket.
         with contextlib.suppress(OSError), SystemSocket(fileno=os.dup(self._sock.fileno())) as sock:
             sock.shutdown(socket.SHUT_RDWR if is_over else socket.SHUT_RD)
 
@@ -85,8 +87,8 @@ class Connection:
         """Close once the client has read its answer (RFC 9112 section 9.6), or its time is up."""
         with contextlib.suppress(OSError):
             self.flush()
-            self.wait(self._linger_limit, is_idle=False)
-            gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # not TLS's, which waits
+            self.set_deadline(self._linger_limit, is_idle=False)
+            gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # TLS's own would wait
             while self._sock.recv(2**16) and time.monotonic() < self.deadline:
                 gevent.sleep(0)
         self._sock.close()
@@ -102,18 +104,20 @@ class Worker(GeventWorker):
     timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() has all deadlines
 
     def run(self) -> None:
-        """Serve until told to end, then also the connections that nobody had accepted yet."""
+        """Serve until told to end, then also what is left in the backlog."""
         self.connections: set[Connection] = set()
-        self.backlog = [listener.dup() for listener in self.sockets]
+        self.listeners = [listener.dup() for listener in self.sockets]
         super().run()
-        while self.backlog or self.connections:  # the master ends it after graceful_timeout
+        while self.listeners or self.connections:  # the master ends it after graceful_timeout
             self.notify()
             gevent.sleep(0.1)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
         if self.connections and len(self.connections) + 1 >= CROWDED * self.worker_connections:
-            min(self.connections, key=lambda other: (other.is_cut, other.since)).cut()
+            min(
+                self.connections, key=lambda other: (other.is_expired, other.waiting_since)
+            ).expire()
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
@@ -124,24 +128,24 @@ class Worker(GeventWorker):
 
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
         """Answer a request, then let other connections go on."""
-        sock.begin()
+        sock.begin_request()
         if chunks := getattr(req.body.reader, "parser", None):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
         with contextlib.suppress(errors.ParseException):  # which would be a second answer
             if len(req.body.read(DISCARD_LIMIT)) < DISCARD_LIMIT:
-                sock.wait(self.cfg.keepalive)
+                sock.set_deadline(self.cfg.keepalive)
                 gevent.sleep(0)
                 return
-        raise StopIteration  # what follows is no request, or far away
+        raise StopIteration  # there is too much of it to go on with the connection
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; cut connections that are late."""
         super().notify()
-        while self.backlog and not self.alive:
-            # Closed by the system at once: gevent would wait, while more connections are made.
-            with SystemSocket(fileno=self.backlog.pop().detach()) as listener:
+        while self.listeners and not self.alive:
+            # Not gevent's methods, which would wait while more connections are made.
+            with SystemSocket(fileno=self.listeners.pop().detach()) as listener:
                 listener.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     while True:
@@ -149,12 +153,12 @@ class Worker(GeventWorker):
         now = time.monotonic()
         for connection in list(self.connections):
             # At the end idle clients are not waited for, but a request may be on its way.
-            is_left = connection.is_idle and now > connection.since + self.exit_delay
-            if now > connection.deadline or (is_left and not self.alive):
-                connection.cut()
+            is_waiting = connection.is_idle and now > connection.waiting_since + self.exit_delay
+            if now > connection.deadline or (is_waiting and not self.alive):
+                connection.expire()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End a moment later: where all get SIGTERM, the master has to stop listening first."""
+        """End later: where all processes get SIGTERM, the master has to stop listening first."""
         gevent.spawn_later(self.exit_delay, super().handle_exit, sig, frame)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
@@ -196,16 +200,13 @@ class AccessLogger(glogging.Logger):
     """gunicorn's logger with an access log that no request can forge and that has no secrets."""
 
     def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Name an exception, no more: gunicorn's for a head cut short says all that came of it."""
+        """Log the types of exceptions only: NoMoreData has the raw head, with the token."""
         if self.loglevel <= logging.DEBUG:
             named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
             super().debug(msg, *named, **kwargs)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
-        """Write a line: Common Log Format, path without query, seconds taken and request id.
-
-        Leaves out a /healthz that succeeds: platforms ask every few seconds.
-        """
+        """Write a line, but not for a /healthz that succeeds: platforms ask every few seconds."""
         path, status = environ["PATH_INFO"], str(resp.status)[:3]
         if not self.access_log_enabled or (path == "/healthz" and status == "200"):
             return

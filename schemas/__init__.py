@@ -15,7 +15,7 @@ from jsonschema import Draft201909Validator, ValidationError
 from referencing import Registry
 
 MAX_DIGITS = 4300  # of a number; Python itself refuses longer integers, unless told otherwise
-MAX_EXACT = 2**53  # RFC 7493 section 2.2: beyond it 1e16 and its neighbours look the same to many
+MAX_EXACT = 2**53  # beyond it doubles are not exact (RFC 7493 section 2.2)
 SHOWN_LENGTH = 60  # characters of a value that a message repeats
 NO_NUL = r"^[^\x00]*$"
 
@@ -46,11 +46,11 @@ _REGISTRY: Registry[Any] = Registry().with_contents(_BY_ID.items())
 for _schema in SCHEMAS.values():
     Draft201909Validator.check_schema(_schema)
 
-#: A validator for each of the schemas. It explains, and decides.
+#: A validator for each of the schemas, which explains what the quick check refuses.
 VALIDATORS = {
     name: Draft201909Validator(schema, registry=_REGISTRY) for name, schema in SCHEMAS.items()
 }
-# Raises an exception for what is not valid. A plant takes it 2 us, and a validator 50.
+# The quick check: raises an exception for what is not valid. 2 us a plant, a validator 50.
 _check_new_plant: Callable[[Any], Any] = fastjsonschema.compile(
     SCHEMAS["new-plant"],
     handlers=dict.fromkeys(("http", "https"), _BY_ID.__getitem__),  # nothing is fetched
@@ -61,7 +61,7 @@ _check_new_plant: Callable[[Any], Any] = fastjsonschema.compile(
 
 
 def openapi() -> dict[str, Any]:
-    """Return schemas/openapi.json with the other schemas as its components: it stands alone."""
+    """Return schemas/openapi.json with the other schemas as its components."""
     parts = json.dumps({schema["title"]: schema for schema in SCHEMAS.values()})
     for name, schema in SCHEMAS.items():
         parts = parts.replace(f'"{name}.json"', f'"#/components/schemas/{schema["title"]}"')
@@ -95,7 +95,7 @@ def _find_violations(value: Any) -> dict[str, str]:
     except fastjsonschema.JsonSchemaException:
         errors = VALIDATORS["new-plant"].iter_errors(value)
     violations: dict[str, str] = {}
-    # What is of the wrong type can break other rules too: the type comes last, to replace them.
+    # Errors of type come last, to replace others at the same place.
     for error in sorted(errors, key=lambda error: error.validator == "type"):
         if error.validator == "required":
             missing = [name for name in error.validator_value if name not in error.instance]
@@ -112,7 +112,7 @@ def _explain(error: ValidationError) -> str:
     rule: Any = error.validator_value
     match error.validator:
         case "type" if rule == "integer" and _is_whole(error.instance):
-            return f"must be written out in digits where it is beyond 2**53, not as {value}"
+            return f"must be written without fraction and exponent beyond 2**53, not as {value}"
         case "type":
             return f"must be {'an' if rule[0] in 'aeiou' else 'a'} {rule}, not {value}"
         case "minimum":
@@ -166,7 +166,7 @@ def _parse_json(body: bytes) -> Any:
         raise InvalidPlant(f"the plant has a number of more than {MAX_DIGITS} digits") from None
 
 
-def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose member names are unique (RFC 7493 section 2.3)."""
     unique = dict(members)
     if len(unique) < len(members):
@@ -175,7 +175,7 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _number(digits: str) -> int | Decimal:
+def _parse_number(digits: str) -> int | Decimal:
     """Return a number with a fraction or an exponent: an int where it is one (Core, 4.2.3).
 
     Beyond 2**53 it stays a Decimal, which the schema refuses: 1e16 may stand for a neighbour.
@@ -193,11 +193,11 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Decimal) and value == value.to_integral_value()
 
 
-def _constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise InvalidPlant(f"the plant is not JSON, which has no {name}")
 
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_float=_number, parse_constant=_constant
+    object_pairs_hook=_unique_members, parse_float=_parse_number, parse_constant=_refuse_constant
 )

@@ -108,11 +108,11 @@ REFUSED = {
                                   "id: must be an integer, not 1.00000000000000000000001"),
     "nearly zero": ('{"id": 1e-400, "name": "n"}', "id: must be an integer, not 1E-400"),
     "2**53 + 1 as a float": ('{"id": 9007199254740993.0, "name": "n"}',
-                             "id: must be written out in digits where it is beyond 2**53, "
+                             "id: must be written without fraction and exponent beyond 2**53, "
                              "not as 9007199254740993.0"),
     "an exponent that would fill the memory": (
         '{"id": 1e999999999, "name": "n"}',
-        "id: must be written out in digits where it is beyond 2**53, not as 1E+999999999"),
+        "id: must be written without fraction and exponent beyond 2**53, not as 1E+999999999"),
     "an exponent beyond Decimal": ('{"id": 1e9999999999999999999, "name": "n"}',
                                    "the plant has a number out of all range: "
                                    '"1e9999999999999999999"'),
