@@ -22,7 +22,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as server:
         options = webdriver.ChromeOptions()
         options.binary_location = "/usr/bin/chromium"
-        for argument in [*CHROMIUM, f"--user-data-dir={folder}/chromium"]:
+        for argument in [*CHROMIUM, "--hide-scrollbars", f"--user-data-dir={folder}/chromium"]:
             options.add_argument(argument)
         browser = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
         try:
