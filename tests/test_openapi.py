@@ -206,10 +206,10 @@ def test_health_is_as_described(client):
     Draft202012Validator(content["schema"]).validate(content["example"])
 
 
-def test_the_readme_shows_the_same_errors(client):
-    """Its samples are the examples of the description, and one that is not in it."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    shown = [json.loads(found) for found in re.findall(r'`(\{"error".*?\})`', readme)]
+def test_the_docs_show_the_same_errors(client):
+    """The samples are the examples of the description, and one that is not in it."""
+    page = (ROOT / "docs/interface.md").read_text("utf-8")
+    shown = [json.loads(found) for found in re.findall(r'`(\{"error".*?\})`', page)]
     document = openapi()
     described = document["paths"]["/plants"]["post"]["responses"].values()
     contents = [resolve(document, each)["content"]["application/json"] for each in described]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
-from tests.support.readme import block
 from tests.support.server import PATIENCE, TOKEN
 
 TOOLS = Path(sys.executable).parent
@@ -80,24 +79,3 @@ def test_a_generated_client_is_typed(server, tmp_path, monkeypatch):
     for refusal, status in ((taken, 409), (wrong, 400), (unauthorized, 401)):
         assert isinstance(refusal, models.Error)
         assert refusal.error == status and refusal.message
-
-
-def test_the_typed_client_that_is_shown_works(server, tmp_path, stored):
-    """README.md's command and program are run as they stand, but for the address and the token."""
-
-    def here(text: str) -> str:
-        return text.replace(":8000", f":{server.port}").replace("TOKEN", TOKEN)
-
-    commands = [
-        ["sh", "-c", here(block("sh", "openapi-python-client"))],
-        [sys.executable, "-c", here(block("python", "from plant_store_client"))],
-    ]
-    for command in commands:
-        subprocess.run(
-            command,
-            check=True,
-            cwd=tmp_path,
-            env={"PATH": f"{TOOLS}:/usr/bin:/bin", "PYTHONPATH": "plant-store-client"},
-            timeout=PATIENCE * 2,
-        )
-    assert stored() == [(7, "Monstera", None)]

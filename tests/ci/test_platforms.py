@@ -1,6 +1,6 @@
 """The service where it is deployed: what platforms set, the programs around it, and its log.
 
-The files of README.md are given to the programs that read them.
+The files of docs/deploy.md are given to the programs that read them.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ Rows = list[tuple[int, str, str | None]]
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A copy of what README.md's Dockerfile copies."""
+    """A copy of what the Dockerfile of docs/deploy.md copies."""
     folder = tmp_path / "code"
     folder.mkdir()
     copied = re.findall(r"(?m)^COPY (.*) \S+$", block("dockerfile", "FROM"))
