@@ -36,5 +36,5 @@ def stops_in_one_line(server, words: str) -> None:
 def test_a_file_that_is_no_database_stops_the_start(serve, database):
     """It is named, and stays as it is."""
     database.write_bytes(b"Dear diary," * 999)
-    stops_in_one_line(serve(), f"{database}: file is not a database; .*name another")
+    stops_in_one_line(serve(), f"{database}: file is not a database; .*another file")
     assert database.read_bytes() == b"Dear diary," * 999
