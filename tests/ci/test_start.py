@@ -24,7 +24,7 @@ from tests.test_start import stops_in_one_line
         ({"DATABASE_URL": "sqlite:////no/such/folder/plants.db"}, "/no/such/folder/plants.db"),
         (
             {"DATABASE_URL": "sqlite:////dev/full"},
-            "/dev/full is empty or another program's; mend that",
+            "/dev/full is empty or another program's; fix that",
         ),
         ({"DATABASE_URL": "sqlite:///a%00b"}, "DATABASE_URL must name a file"),
         ({"PLANTS_CORS_ORIGINS": "garden.example"}, "PLANTS_CORS_ORIGINS must be"),
@@ -67,13 +67,13 @@ def test_a_port_in_use_stops_the_start_at_once(serve):
     [
         (
             "CREATE TABLE diary (entry)",
-            " is empty or another program's; mend that",
+            " is empty or another program's; fix that",
         ),
         (
             f"PRAGMA application_id = {SQLiteEngine.APPLICATION_ID}; PRAGMA user_version = 2",
             " is of a newer version of this service; run that",
         ),
-        (b"", " is empty or another program's; mend that"),
+        (b"", " is empty or another program's; fix that"),
     ],
     ids=["another program's", "a newer version's", "empty"],
 )
