@@ -66,7 +66,6 @@ class PostgreSQLEngine(Engine):
         self._fails_fast = False  # whether a batch has waited for a connection in vain
         self._is_not_replicated = False  # whether a commit did not wait for the standbys
         self.description, self.identity = "PostgreSQL, not reached yet", identity
-        self.obstacle = ""
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         deadline = time.monotonic() + self._write_limit

@@ -66,7 +66,7 @@ class Engine(Protocol):
 
     description: str  # what the database is and where, without a password
     identity: str  # what tells it from another one at the same place; "" before it was seen
-    obstacle: str  # what insert() is waiting for, if that is known
+    obstacle: str = ""  # what insert() is waiting for, if that is known
     blocks: bool = False  # whether insert() blocks the thread, as psycopg under gevent does not
 
     def locked(self) -> AbstractContextManager[None]:
@@ -296,7 +296,6 @@ class SQLiteEngine(Engine):
         self._connection: sqlite3.Connection | None = None
         self._directory = -1  # its descriptor, for the lock
         self._files: list[tuple[int, int]] = []  # device and inode of the file, -wal and -shm
-        self.obstacle = ""
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:

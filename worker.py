@@ -33,8 +33,9 @@ CROWDED = (
     0.9  # of worker_connections; from there on a new one evicts the one that has waited longest
 )
 
-# Until a worker has handlers of its own it has the master's, in which SIGTERM would be lost.
-os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+# Until a worker has handlers of its own it has the master's, in which these would be lost.
+END_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+os.register_at_fork(after_in_child=lambda: [signal.signal(n, signal.SIG_DFL) for n in END_SIGNALS])
 
 
 class Connection:
@@ -121,8 +122,7 @@ class Worker(GeventWorker):
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
-            # Not the listener, which may be closed by now: it is asked for its address only.
-            super().handle(client, connection, addr)
+            super().handle(client, connection, addr)  # the listener may be closed by now
         finally:
             self.connections.discard(connection)
 
@@ -160,6 +160,12 @@ class Worker(GeventWorker):
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End later: where all processes get SIGTERM, the master has to stop listening first."""
         gevent.spawn_later(self.exit_delay, super().handle_exit, sig, frame)
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        """End at once, and once: Ctrl+C comes from the terminal and then from the master."""
+        for number in END_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        super().handle_quit(sig, frame)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer what never came to the application as the application would: with an Error."""
