@@ -178,7 +178,7 @@ def test_sigterm_at_the_start_is_not_lost(serve):
     """A worker that is only starting ends at once, not after the graceful timeout."""
     for _ in range(3):
         server = serve("--graceful-timeout=600")
-        assert server.port
+        assert server.workers()
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
 
