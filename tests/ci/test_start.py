@@ -107,7 +107,7 @@ def test_a_locked_file_does_not_stop_the_start(serve, database):
         server = serve("app:get_app(wait_limit=1)")
         assert server.request("GET", "/nowhere")[0] == 404
         assert server.request("GET", "/healthz")[0] == 503
-        wait_until(lambda: "starting with 503" in server.err)
+        wait_until(lambda: "is locked" in server.err)
     assert server.post({"id": 8, "name": "n"})[0] == 200
 
 
