@@ -11,6 +11,7 @@ import resource
 import secrets
 import socket
 import sys
+import time
 from typing import Any
 
 from gunicorn import __version__
@@ -37,13 +38,16 @@ def report_storage(results: "multiprocessing.SimpleQueue[Any]") -> None:
         sys.exit(str(error))
 
 
-def check_address(address: Any) -> None:
-    """End the start if another program listens there: gunicorn would try for five seconds."""
+def check_address(address: Any, tries: int = 5) -> None:
+    """End the start if another program still listens there after some seconds."""
     try:
         if isinstance(address, tuple) and ":" not in address[0]:
             socket.create_server(address).close()
     except OSError as error:
-        sys.exit(f"{address[0]}:{address[1]}: {error.strerror}; stop what uses it, or set PORT")
+        if not tries:
+            sys.exit(f"{address[0]}:{address[1]}: {error.strerror}; stop what uses it, or set PORT")
+        time.sleep(1)  # a service that was killed may need it to end
+        check_address(address, tries - 1)
 
 
 def on_starting(server: Any) -> None:

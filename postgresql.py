@@ -163,8 +163,7 @@ class PostgreSQLEngine(Engine):
         found = connection.execute(FIND_COLUMNS).fetchall()
         if not found and not self.identity:
             # Of several processes that create it at once, those that come too late fail.
-            too_late = map(psycopg.errors.lookup, ("23505", "42710", "42P07"))
-            with contextlib.suppress(*too_late):
+            with contextlib.suppress(*map(psycopg.errors.lookup, ("23505", "42710", "42P07"))):
                 connection.execute(SCHEMA)
             found = connection.execute(FIND_COLUMNS).fetchall()
         if found != COLUMNS:

@@ -28,7 +28,6 @@ from gunicorn.workers.ggevent import GeventWorker
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 SystemSocket = monkey.get_original("socket", "socket")
-DISCARD_LIMIT = 2**16  # bytes of a body that the application has not read
 CROWDED = (
     0.9  # of worker_connections; from there on a new one evicts the one that has waited longest
 )
@@ -115,7 +114,7 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
-        if self.connections and len(self.connections) + 1 >= CROWDED * self.worker_connections:
+        if self.connections and len(self.connections) + 1 >= 0.9 * self.worker_connections:
             min(
                 self.connections, key=lambda other: (other.is_expired, other.waiting_since)
             ).expire()
@@ -134,7 +133,7 @@ class Worker(GeventWorker):
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
         with contextlib.suppress(errors.ParseException):  # which would be a second answer
-            if len(req.body.read(DISCARD_LIMIT)) < DISCARD_LIMIT:
+            if len(req.body.read(2**16)) < 2**16:  # what the application has not read
                 sock.set_deadline(self.cfg.keepalive)
                 gevent.sleep(0)
                 return
