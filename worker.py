@@ -28,9 +28,6 @@ from gunicorn.workers.ggevent import GeventWorker
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 SystemSocket = monkey.get_original("socket", "socket")
-CROWDED = (
-    0.9  # of worker_connections; from there on a new one evicts the one that has waited longest
-)
 
 # Until a worker has handlers of its own it has the master's, in which these would be lost.
 END_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
