@@ -222,7 +222,7 @@ def test_a_server_that_is_away_at_the_start_is_waited_for(serve, own_server):
     own_server.stop()
     server = serve("app:get_app(wait_limit=4)", DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
     assert server.request("GET", "/openapi.json")[0] == 200
-    assert "starting with 503 for all plants until this has passed: PostgreSQL: conn" in server.err
+    assert "the database is not available at the start: PostgreSQL: conn" in server.err
     status, headers, _ = server.request("GET", "/healthz")
     assert (status, headers["retry-after"]) == (503, "1")
     own_server.start()
