@@ -272,7 +272,7 @@ def test_the_start_with_postgresql_stores_a_plant(
     example, names = re.search("postgresql://user:password@([a-z,]+)/database", setting).group(0, 1)
     hosts = [str(tmp_path)] * names.count(",") + [str(postgresql.folder)]
     url = postgresql.new_schema().replace(str(postgresql.folder), ",".join(hosts))
-    here = f"export {setting.replace(example, quote(url))}; exec {GUNICORN} --bind 127.0.0.1:0"
+    here = f"export {setting.replace(example, quote(url))}; exec '{GUNICORN}' --bind 127.0.0.1:0"
     assert program == ".venv/bin/gunicorn"
     server = serve(command=["sh", "-c", here], DATABASE_URL=None)
     assert server.post({"id": 7, "name": "Monstera"})[0] == 200
