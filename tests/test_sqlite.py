@@ -214,18 +214,6 @@ def test_a_locked_file_is_no_reason_not_to_start(database):
     storage.close()
 
 
-def test_a_file_that_is_locked_for_a_moment_is_waited_for(storage, database, stored):
-    """Another program's transaction delays an answer, no more."""
-    storage.check()
-    with locked(database):
-        adder = threading.Thread(target=storage.add, args=(Plant(7, "Monstera"),))
-        adder.start()
-        adder.join(SOON)
-        assert adder.is_alive() and stored() == []
-    adder.join(PATIENCE)
-    assert stored() == [(7, "Monstera", None)]
-
-
 def test_a_link_leads_to_the_file(tmp_path, stored):
     """SQLite keeps its other files beside the file, not beside the link."""
     (tmp_path / "disk").mkdir()
@@ -366,10 +354,13 @@ def test_the_wait_for_a_lock_ends_in_time(database, tmp_path, stored, monkeypatc
         storage.close()
 
 
-def test_a_lock_that_is_released_is_taken(storage, tmp_path, stored):
-    """A request that waits for it goes on."""
+@pytest.mark.parametrize("holder", ["another program", "another process of the service"])
+def test_a_lock_that_is_released_in_time_delays_no_more_than_the_answer(
+    storage, database, tmp_path, stored, holder
+):
+    """A request waits for SQLite's own lock, and for that of the service, and goes on."""
     storage.check()
-    with lock_held(tmp_path):
+    with locked(database) if holder == "another program" else lock_held(tmp_path):
         adder = threading.Thread(target=storage.add, args=(Plant(7, "Monstera"),))
         adder.start()
         adder.join(SOON)

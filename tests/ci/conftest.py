@@ -1,19 +1,16 @@
 """What these tests share beyond what all do: PostgreSQL, and syncs that fail."""
 
-import contextlib
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psycopg
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from storage import Storage
 from tests.conftest import ROWS
 from tests.support.postgresql import PostgreSQL, running_postgresql
-from tests.support.server import PATIENCE, ROOT
+from tests.support.server import ROOT
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -36,14 +33,6 @@ def postgresql_url(postgresql: PostgreSQL) -> str:
 
 
 @pytest.fixture
-def postgresql_storage(postgresql_url: str) -> Iterator[Storage]:
-    """A storage whose table is there, as `storage` is."""
-    with contextlib.closing(Storage.from_url(postgresql_url, wait_limit=PATIENCE)) as storage:
-        storage.check_start()
-        yield storage
-
-
-@pytest.fixture
 def postgresql_stored(postgresql_url: str) -> Callable[[], list[tuple[int, str, str | None]]]:
     """Reads the rows of the table, as `stored` does."""
 
@@ -52,20 +41,6 @@ def postgresql_stored(postgresql_url: str) -> Callable[[], list[tuple[int, str, 
             return connection.execute(ROWS).fetchall()
 
     return read
-
-
-@pytest.fixture
-def postgresql_taken_away(postgresql_url: str) -> Callable[[], AbstractContextManager[None]]:
-    """Takes the table away for a while, as `taken_away` does."""
-
-    @contextlib.contextmanager
-    def take_away() -> Iterator[None]:
-        with psycopg.connect(postgresql_url, autocommit=True) as connection:
-            connection.execute("ALTER TABLE plants RENAME TO elsewhere")
-            yield
-            connection.execute("ALTER TABLE elsewhere RENAME TO plants")
-
-    return take_away
 
 
 @pytest.fixture

@@ -17,30 +17,13 @@ import pytest
 
 from postgresql import CANCEL_LIMIT, LostConnection
 from storage import Plant, RowLocked, StartRefused, Storage, Unavailable
+from tests.support.on_postgresql import *  # noqa: F403
 from tests.support.postgresql import PostgreSQL, running_postgresql
 from tests.support.server import PATIENCE, ROOT, TOKEN, wait_until
 
 SOON = 2 * (CANCEL_LIMIT + 1)  # seconds; a wait limit that leaves the engine one second
 MONSTERA = Plant(7, "Monstera")
 RIGHTS = "SELECT, INSERT, UPDATE"
-
-
-@pytest.fixture
-def url(postgresql_url: str) -> str:
-    """PostgreSQL in the place of SQLite."""
-    return postgresql_url
-
-
-@pytest.fixture
-def storage(postgresql_storage):
-    """A storage whose table is there."""
-    return postgresql_storage
-
-
-@pytest.fixture
-def stored(postgresql_stored):
-    """Reads the rows of the table there."""
-    return postgresql_stored
 
 
 @pytest.fixture

@@ -5,19 +5,8 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from tests.support.on_postgresql import *  # noqa: F403
 from tests.test_secrets import *  # noqa: F403
-
-
-@pytest.fixture
-def url(postgresql_url):
-    """PostgreSQL in the place of SQLite."""
-    return postgresql_url
-
-
-@pytest.fixture
-def taken_away(postgresql_taken_away):
-    """Takes the table there away for a while."""
-    return postgresql_taken_away
 
 
 @pytest.fixture
