@@ -45,10 +45,8 @@ PREFLIGHT = {
     "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Request-ID",
     "Access-Control-Max-Age": "600",  # seconds
 }
-DEFAULT_TYPE = (
-    "Content-Type",
-    BaseResponse.default_content_type,
-)  # Bottle's, where a route sets none
+# Bottle's, where a route sets none.
+DEFAULT_TYPE = ("Content-Type", BaseResponse.default_content_type)
 JSON_HEADERS = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
@@ -97,7 +95,7 @@ def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
 
 
 def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str] = ()) -> WSGIApp:
-    """Return a WSGI application that pages of `origins`, which may be "*", may call, too."""
+    """Return a WSGI application for clients with one of `tokens`, and pages of `origins` or "*"."""
     app = Bottle()
     app.uninstall(True)  # Bottle's own plugins: every route returns bytes
     app.default_error_handler = answer_error

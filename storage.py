@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from schemas import Plant
@@ -32,6 +32,8 @@ PLATFORMS = ("DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SE
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
+
+T = TypeVar("T")
 
 
 class Conflict(Exception):
@@ -223,7 +225,7 @@ class GroupCommit:
 
     def _commit(self) -> Sequence[tuple[Entry, Exception | None]]:
         """Write what is in the queue once the lock is there, but for requests that gave up."""
-        batch, errors = [], None
+        batch: list[Entry] = []
         try:
             with self._engine.locked():
                 batch = self._take()
@@ -237,12 +239,13 @@ class GroupCommit:
         queued = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
         return [entry for entry in queued if not entry.is_abandoned]
 
-    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _call(self, function: Callable[[], T]) -> T:
         """Call directly or, where gevent has made greenlets of threads, in its thread pool."""
         monkey = sys.modules.get("gevent.monkey")
         if self._engine.blocks and monkey and monkey.is_module_patched("threading"):
-            return sys.modules["gevent"].get_hub().threadpool.apply(function, args)
-        return function(*args)
+            result: T = sys.modules["gevent"].get_hub().threadpool.apply(function)
+            return result
+        return function()
 
 
 def insert_new(

@@ -112,9 +112,8 @@ class Worker(GeventWorker):
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
         if self.connections and len(self.connections) + 1 >= 0.9 * self.worker_connections:
-            min(
-                self.connections, key=lambda other: (other.is_expired, other.waiting_since)
-            ).expire()
+            oldest = min(self.connections, key=lambda each: (each.is_expired, each.waiting_since))
+            oldest.expire()
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
