@@ -40,12 +40,11 @@ class Connection:
     def __init__(self, sock: Any, request_limit: float, linger_limit: float) -> None:
         """Limit the seconds for a request to arrive, and then those for its answer to be read."""
         self._sock, self._unsent = sock, b""
+        # All that gunicorn needs: for a gettimeout() it would look at each request.
+        self.setblocking, self.send, self.shutdown = sock.setblocking, sock.send, sock.shutdown
         self._request_limit, self._linger_limit = request_limit, linger_limit
         self.is_expired = False
         self.set_deadline(request_limit)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
 
     def set_deadline(self, limit: float, is_idle: bool = True) -> None:
         """Expire in so many seconds."""
@@ -70,7 +69,8 @@ class Connection:
     def flush(self) -> None:
         """Send what was kept."""
         data, self._unsent = self._unsent, b""
-        self._sock.sendall(data)
+        while data:  # most often once; gevent's sendall() asks for the buffer's size first
+            data = data[self._sock.send(data) :]
 
     def expire(self) -> None:
         """Shut down reading, so that an error can still be sent; when called later, writing too."""
@@ -128,12 +128,13 @@ class Worker(GeventWorker):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
-        with contextlib.suppress(errors.ParseException):  # which would be a second answer
-            if len(req.body.read(2**16)) < 2**16:  # what the application has not read
-                sock.set_deadline(self.cfg.keepalive)
-                gevent.sleep(0)
-                return
-        raise StopIteration  # there is too much of it to go on with the connection
+        try:
+            if len(req.body.read(2**16)) == 2**16:  # what the application has left is too much
+                raise StopIteration
+        except errors.ParseException:  # which would be a second answer
+            raise StopIteration from None
+        sock.set_deadline(self.cfg.keepalive)
+        gevent.sleep(0)
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; cut connections that are late."""
@@ -221,6 +222,6 @@ class AccessLogger(glogging.Logger):
             self.access_log.info("%s", line)
             return
         # Directly to gunicorn's own stream: logging takes ten times as long.
-        with handlers[0].lock, contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             handlers[0].stream.write(f"{line}\n")
             handlers[0].flush()

@@ -29,7 +29,8 @@ class Plant(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plant as a JSON object; without a tag it has no such member."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        tag = {} if self.tag is None else {"tag": self.tag}
+        return {"id": self.id, "name": self.name, **tag}
 
 
 class InvalidPlant(Exception):
