@@ -254,10 +254,20 @@ def test_only_a_start_makes_a_new_file(storage, database, left):
 
 def test_a_database_that_could_not_be_made_at_the_start_is_made_later(database, tmp_path):
     """Another process held the lock all the time; when it is free, plants are stored."""
-    with contextlib.closing(open_storage(database)) as storage:
-        with lock_held(tmp_path):
-            assert storage.check_start() == ""
-        storage.add(Plant(7, "Monstera"))
+    storage = open_storage(database, wait_limit=SOON)
+    with lock_held(tmp_path):
+        assert storage.check_start() == ""
+    wait_until(lambda: is_stored(storage, Plant(7, "Monstera")))
+    assert list(storage.rows()) == [Plant(7, "Monstera")]
+
+
+def is_stored(storage: Storage, plant: Plant) -> bool:
+    """Whether a plant could be stored within the storage's limit."""
+    try:
+        storage.add(plant)
+    except Unavailable:
+        return False
+    return True
 
 
 # what is stored
