@@ -9,9 +9,7 @@ import platform
 import re
 import resource
 import secrets
-import socket
 import sys
-import time
 from typing import Any
 
 from gunicorn import __version__
@@ -38,18 +36,6 @@ def report_storage(results: "multiprocessing.SimpleQueue[Any]") -> None:
         sys.exit(str(error))
 
 
-def check_address(address: Any, tries: int = 5) -> None:
-    """End the start if another program still listens there after some seconds."""
-    try:
-        if isinstance(address, tuple) and ":" not in address[0]:
-            socket.create_server(address).close()
-    except OSError as error:
-        if not tries:
-            sys.exit(f"{address[0]}:{address[1]}: {error.strerror}; stop what uses it, or set PORT")
-        time.sleep(1)  # a service that was killed may need it to end
-        check_address(address, tries - 1)
-
-
 def on_starting(server: Any) -> None:
     """Check before there are workers, in a child: SIGHUP could not reload what is imported here."""
     if server.cfg.preload_app:
@@ -57,8 +43,6 @@ def on_starting(server: Any) -> None:
     name = server.cfg.worker_class_str
     if re.search("asgi|pywsgi", name.lower()):
         sys.exit(f"--worker-class {name} is not possible, leave it out: worker.Worker is for this")
-    for address in [] if {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys() else server.cfg.address:
-        check_address(address)
     os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
     processes = multiprocessing.get_context("fork")
     results = processes.SimpleQueue()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
 from schemas import Plant
@@ -32,8 +32,6 @@ PLATFORMS = ("DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SE
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
-
-T = TypeVar("T")
 
 
 class Conflict(Exception):
@@ -109,23 +107,22 @@ class Storage:
 
         Raises Conflict, or, after the wait limit at most, Unavailable: the outcome is unknown.
         """
-        if error := self._wait(self._commit.submit(plant), self._wait_limit):
+        if error := self._commit.submit(plant, self._wait_limit).wait():
             raise error
 
     def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
         """Store many plants in few batches; return for each None or what add() would raise."""
-        deadline = time.monotonic() + self._wait_limit
-        entries = [self._commit.submit(plant) for plant in plants]
-        return [self._wait(entry, max(deadline - time.monotonic(), 0)) for entry in entries]
+        entries = [self._commit.submit(plant, self._wait_limit) for plant in plants]
+        return [entry.wait() for entry in entries]
 
     def check(self) -> None:
         """Raise Unavailable unless the database takes a write within CHECK_LIMIT seconds."""
-        if error := self._wait(self._commit.submit(None), CHECK_LIMIT):
+        if error := self._commit.submit(None, CHECK_LIMIT).wait():
             raise error
 
     def check_start(self) -> str:
         """Create the database if there is none and return its identity. Raises StartRefused."""
-        error = self._wait(self._commit.submit(None), self._wait_limit)
+        error = self._commit.submit(None, self._wait_limit).wait()
         if isinstance(error, StartRefused):
             raise error
         if error:
@@ -135,13 +132,6 @@ class Storage:
     def close(self) -> None:
         """Close the connection; the storage opens another when it is used again."""
         self._commit.close(self._wait_limit / 2)
-
-    def _wait(self, entry: "Entry", timeout: float) -> Exception | None:
-        if entry.done.wait(timeout):
-            return entry.error
-        entry.is_abandoned, entry.plant = True, None  # it may be large
-        obstacle = self.engine.obstacle or "the storage does not answer"
-        return Unavailable(f"gave up after {timeout:.3g} s: {obstacle}")
 
     def _write(self, batch: Batch) -> Outcomes:
         # Sorted, as two batches with the same plants in different order can deadlock.
@@ -173,9 +163,15 @@ class Entry:
     """A plant in the queue, or None for a health check."""
 
     plant: Plant | None
+    limit: float  # seconds to wait for the outcome
+    start: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None  # what kept the plant out, once it is done
-    is_abandoned: bool = False  # whether the request has given up
+
+    def wait(self) -> Exception | None:
+        """Return what keeps the plant out, or None once it is stored."""
+        self.done.wait()
+        return self.error
 
 
 class GroupCommit:
@@ -188,18 +184,20 @@ class GroupCommit:
     def __init__(self, write: Callable[[Batch], Outcomes], engine: Engine) -> None:
         self._write, self._engine = write, engine
         self._queue: deque[Entry] = deque()
+        self._batch: list[Entry] = []  # what is being written
         self._wake_up = threading.Event()  # set when the thread has something to do
         self._lock = threading.Lock()  # guards _thread
         self._thread: threading.Thread | None = None  # started when first needed: after any fork
 
-    def submit(self, plant: Plant | None) -> Entry:
-        """Put a plant into the queue."""
+    def submit(self, plant: Plant | None, limit: float) -> Entry:
+        """Put a plant into the queue; the entry is done within `limit` seconds."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, daemon=True)
                     self._thread.start()
-        entry = Entry(plant)
+                    threading.Thread(target=self._expire, args=[self._thread], daemon=True).start()
+        entry = Entry(plant, limit)
         self._queue.append(entry)
         self._wake_up.set()
         return entry
@@ -218,33 +216,45 @@ class GroupCommit:
             self._wake_up.clear()
             while self._queue:
                 time.sleep(0)  # so that requests that have just arrived are in the batch
-                for entry, error in self._call(self._commit):
+                errors = self._call(self._commit)
+                for entry, error in zip(self._batch, errors, strict=True):
                     entry.error, entry.plant = error, None
                     entry.done.set()
+                self._batch = []
         self._call(self._engine.close)
 
-    def _commit(self) -> Sequence[tuple[Entry, Exception | None]]:
-        """Write what is in the queue once the lock is there, but for requests that gave up."""
-        batch: list[Entry] = []
+    def _expire(self, writer: threading.Thread) -> None:
+        """Give up on what waits too long, all in one place: a timer for each takes longer."""
+        while self._thread is writer or writer.is_alive():
+            time.sleep(0.1)
+            now = time.monotonic()
+            for entry in [*self._queue, *self._batch]:
+                if now > entry.start + entry.limit and not entry.done.is_set():
+                    obstacle = self._engine.obstacle or "the storage does not answer"
+                    entry.error = Unavailable(f"gave up after {entry.limit:.3g} s: {obstacle}")
+                    entry.plant = None  # it may be large
+                    entry.done.set()
+
+    def _commit(self) -> Outcomes:
+        """Write what is in the queue once the lock is there."""
         try:
             with self._engine.locked():
                 batch = self._take()
-                errors = self._write([entry.plant for entry in batch]) if batch else []
+                return self._write(batch) if batch else []
         except Exception as error:  # the lock can't be had
-            batch = batch or self._take()
-            errors = [error] * len(batch)
-        return list(zip(batch, errors, strict=True))
+            return [error] * len(self._batch or self._take())
 
-    def _take(self) -> list[Entry]:
+    def _take(self) -> Batch:
+        """Return what is in the queue, but for requests that have given up."""
         queued = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
-        return [entry for entry in queued if not entry.is_abandoned]
+        self._batch = [entry for entry in queued if not entry.done.is_set()]
+        return [entry.plant for entry in self._batch]
 
-    def _call(self, function: Callable[[], T]) -> T:
+    def _call(self, function: Callable[[], Any]) -> Any:
         """Call directly or, where gevent has made greenlets of threads, in its thread pool."""
         monkey = sys.modules.get("gevent.monkey")
         if self._engine.blocks and monkey and monkey.is_module_patched("threading"):
-            result: T = sys.modules["gevent"].get_hub().threadpool.apply(function)
-            return result
+            return sys.modules["gevent"].get_hub().threadpool.apply(function)
         return function()
 
 

@@ -29,8 +29,8 @@ class Plant(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plant as a JSON object; without a tag it has no such member."""
-        tag = {} if self.tag is None else {"tag": self.tag}
-        return {"id": self.id, "name": self.name, **tag}
+        members = zip(self._fields, self, strict=True)
+        return {name: value for name, value in members if value is not None}
 
 
 class InvalidPlant(Exception):

@@ -2,14 +2,13 @@
 
 import contextlib
 import re
-import socket
 import sqlite3
 
 import pytest
 
 from storage import SQLiteEngine
 from tests.support.locks import locked
-from tests.support.server import GUNICORN, TOKEN, wait_until
+from tests.support.server import TOKEN, wait_until
 from tests.test_start import stops_in_one_line
 
 
@@ -52,14 +51,6 @@ def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
 def test_an_option_that_would_fail_later_stops_the_start(serve, option, words):
     """In one line, like a setting."""
     stops_in_one_line(serve(option), words)
-
-
-def test_a_port_in_use_stops_the_start_at_once(serve):
-    """In one line that names it, and what to do."""
-    with socket.create_server(("0.0.0.0", 0)) as other:
-        port = other.getsockname()[1]
-        server = serve(command=[GUNICORN], PORT=str(port))
-        stops_in_one_line(server, f"0.0.0.0:{port}: .*in use.*PORT")
 
 
 @pytest.mark.parametrize(
