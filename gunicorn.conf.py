@@ -96,6 +96,7 @@ worker_connections = max(1, min(1000, descriptors - 64))
 wsgi_app = "app:get_app()"
 worker_class = "worker.Worker"
 logger_class = "worker.AccessLogger"
+raw_env = ["SCRIPT_NAME="]  # the path has no prefix; gunicorn looks for one at each request
 sendfile = False  # worker.Connection sends head and body in one piece
 accesslog = "-"  # standard output, one line a request
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection

@@ -48,7 +48,7 @@ def main() -> None:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM")
     )  # leaves no server behind
-    require("wrk", "cc", "ps", "git")
+    require("wrk", "cc", "git")
     compile_c()
     if options.against:
         pair = Comparison(options.against, options.parts, options.seconds)

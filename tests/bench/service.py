@@ -80,11 +80,13 @@ class Service:
 
     def memory(self) -> float:
         """The memory of all its processes in MB, what they share counted once (PSS)."""
-        found = subprocess.run(
-            ["ps", "-o", "pid=", "-s", str(self.process.pid)], stdout=subprocess.PIPE, text=True
-        )
-        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in found.stdout.split()]
-        return sum(int(rollup.partition("Pss:")[2].split()[0]) for rollup in rollups) / 1024
+        total = 0
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if os.getsid(int(process.name)) == self.process.pid:
+                    rollup = (process / "smaps_rollup").read_text()
+                    total += int(rollup.partition("Pss:")[2].split()[0])
+        return total / 1024
 
     def count(self) -> int:
         """The number of plants that are stored."""
