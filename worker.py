@@ -4,7 +4,6 @@ SIGHUP executes gunicorn.conf.py anew but keeps the logger, so their classes are
 """
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -105,8 +104,6 @@ class Worker(GeventWorker):
         """Serve until told to end, then also what is left in the backlog."""
         self.connections: set[Connection] = set()
         self.listeners = [listener.dup() for listener in self.sockets]
-        gc.freeze()  # what is there by now stays
-        gc.set_threshold(20_000)  # and requests leave hardly any cycles to look for
         super().run()
         while self.listeners or self.connections:  # the master ends it after graceful_timeout
             self.notify()
