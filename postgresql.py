@@ -5,15 +5,15 @@ Imported only where DATABASE_URL names such a server: SQLite does without psycop
 
 import contextlib
 import logging
-import os
+import math
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from schemas import Plant
 from storage import ALL_PLANTS, Engine, Inserted, RowLocked, StartRefused, Unavailable, insert_new
@@ -53,6 +53,23 @@ class LostConnection(Unavailable):
     """What was under way may have been done or not; it can be done again on another connection."""
 
 
+class Connection(psycopg.Connection):
+    """A connection whose statements have a deadline, as a hung server keeps no timeout itself."""
+
+    deadline = math.inf  # of time.monotonic()
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        """Wait for the server until the deadline. Raises OperationalError."""
+        return super().wait(gen, interval, max(self.deadline - time.monotonic(), 0))
+
+    def close(self) -> None:
+        """Close the connection, and tell the server if it may still be waiting for something."""
+        if self.info.transaction_status == TransactionStatus.ACTIVE:
+            with contextlib.suppress(psycopg.Error):
+                self.cancel_safe(timeout=CANCEL_LIMIT)
+        super().close()
+
+
 class PostgreSQLEngine(Engine):
     """One connection to a server, cooperative under gevent; a thread reconnects."""
 
@@ -60,7 +77,7 @@ class PostgreSQLEngine(Engine):
         """Limit the seconds for a batch; create no table if there was one, of this `identity`."""
         self._parameters = parse_url(url)
         self._write_limit = write_limit - CANCEL_LIMIT
-        self._connection: psycopg.Connection | None = None
+        self._connection: Connection | None = None
         self._connector: threading.Thread | None = None
         self._failure: Exception = Unavailable("PostgreSQL: connecting")
         self._fails_fast = False  # whether a batch has waited for a connection in vain
@@ -72,8 +89,8 @@ class PostgreSQLEngine(Engine):
         while True:
             connection = self._wait_for_connection(deadline)
             try:
-                with abort_after(deadline - time.monotonic(), connection):
-                    return self._insert(connection, plants)
+                connection.deadline = deadline
+                return self._insert(connection, plants)
             except psycopg.Error as error:
                 self._failure = explain(error)
                 if not isinstance(self._failure, LostConnection):
@@ -96,7 +113,7 @@ class PostgreSQLEngine(Engine):
             self._connection.close()
             self._connection = None
 
-    def _wait_for_connection(self, deadline: float) -> psycopg.Connection:
+    def _wait_for_connection(self, deadline: float) -> Connection:
         """Return the connection by the `deadline`, or raise what keeps it from being there."""
         if self._connection is None and self._connector is None:
             self._connector = threading.Thread(target=self._reconnect, daemon=True)
@@ -115,8 +132,8 @@ class PostgreSQLEngine(Engine):
             try:
                 with contextlib.ExitStack() as stack:
                     connection = stack.enter_context(contextlib.closing(self._connect()))
-                    with abort_after(self._write_limit, connection):
-                        self._prepare(connection)
+                    connection.deadline = time.monotonic() + self._write_limit
+                    self._prepare(connection)
                     if self._connector is threading.current_thread():
                         stack.pop_all()  # it stays open
                         self._connection = connection
@@ -127,9 +144,9 @@ class PostgreSQLEngine(Engine):
             else:
                 time.sleep(PAUSE)
 
-    def _connect(self) -> psycopg.Connection:
+    def _connect(self) -> Connection:
         try:
-            connection = psycopg.connect(**self._parameters, autocommit=True)
+            connection = Connection.connect(**self._parameters, autocommit=True)
         except UnicodeError:
             raise StartRefused("DATABASE_URL: no host can have this name") from None
         connection.add_notice_handler(self._notice)
@@ -139,7 +156,7 @@ class PostgreSQLEngine(Engine):
         """Note that a commit gave up waiting for the standbys, which is no error to libpq."""
         self._is_not_replicated |= notice.source_function == "SyncRepWaitForLSN"
 
-    def _insert(self, connection: psycopg.Connection, plants: Sequence[Plant]) -> Inserted:
+    def _insert(self, connection: Connection, plants: Sequence[Plant]) -> Inserted:
         self._is_not_replicated = False
         result: Inserted = 0, {}
         if plants:
@@ -152,7 +169,7 @@ class PostgreSQLEngine(Engine):
             raise psycopg.OperationalError("committed here, but maybe not on the standbys")
         return result
 
-    def _prepare(self, connection: psycopg.Connection) -> None:
+    def _prepare(self, connection: Connection) -> None:
         """Set the session up; check that the table is ours, or create it if there is none."""
         connection.execute(SESSION)
         info = connection.info
@@ -195,33 +212,6 @@ def parse_url(url: str) -> dict[str, Any]:
         **given,
         "client_encoding": "utf8",
     }
-
-
-@contextlib.contextmanager
-def abort_after(seconds: float, connection: psycopg.Connection) -> Iterator[None]:
-    """Cut the connection if the block takes longer: no timeout of a server that hangs ends it."""
-    ended = threading.Event()
-
-    def abort() -> None:
-        with contextlib.suppress(Exception):  # else the server may go on waiting
-            connection.cancel_safe(timeout=CANCEL_LIMIT)
-            if ended.wait(CANCEL_LIMIT):
-                return
-        with (
-            contextlib.suppress(OSError, psycopg.Error),
-            socket.socket(fileno=os.dup(connection.fileno())) as sock,
-        ):
-            sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(max(seconds, 0), abort)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        timer.cancel()
-        timer.join()  # or it could still cancel, or cut, the next statement
 
 
 def explain(error: psycopg.Error) -> Exception:
