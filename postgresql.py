@@ -59,7 +59,7 @@ class Connection(psycopg.Connection):
     deadline = math.inf  # of time.monotonic()
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """Wait for the server until the deadline. Raises OperationalError."""
+        """Wait for the server until the deadline, not `timeout`. Raises OperationalError."""
         return super().wait(gen, interval, max(self.deadline - time.monotonic(), 0))
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class PostgreSQLEngine(Engine):
             self._connector.start()
         if (connecting := self._connector) is not None and not self._fails_fast:
             connecting.join(max(deadline - time.monotonic(), 0))
-        # What begins after the deadline could not be cancelled any more, and would go on there.
+        # What begins after the deadline would be cut off at once.
         if self._connection is None or time.monotonic() > deadline:
             self._fails_fast = self._connector is not None
             raise self._failure

@@ -5,7 +5,6 @@ Contains no HTTP. postgresql.py has the engine for a PostgreSQL server; transfer
 
 import contextlib
 import fcntl
-import itertools
 import logging
 import os
 import sqlite3
@@ -14,9 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -69,7 +66,7 @@ class Engine(Protocol):
     obstacle: str = ""  # what insert() is waiting for, if that is known
     blocks: bool = False  # whether insert() blocks the thread, as psycopg under gevent does not
 
-    def locked(self) -> AbstractContextManager[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def insert(self, plants: Sequence[Plant]) -> Inserted: ...
@@ -108,7 +105,7 @@ class Storage:
         Raises Conflict, or, after the wait limit at most, Unavailable: the outcome is unknown.
         """
         if error := self._commit.submit(plant, self._wait_limit).wait():
-            raise error
+            raise error.with_traceback(None)  # many requests may share it
 
     def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
         """Store many plants in few batches; return for each None or what add() would raise."""
@@ -118,7 +115,7 @@ class Storage:
     def check(self) -> None:
         """Raise Unavailable unless the database takes a write within CHECK_LIMIT seconds."""
         if error := self._commit.submit(None, CHECK_LIMIT).wait():
-            raise error
+            raise error.with_traceback(None)
 
     def check_start(self) -> str:
         """Create the database if there is none and return its identity. Raises StartRefused."""
@@ -135,7 +132,7 @@ class Storage:
 
     def _write(self, batch: Batch) -> Outcomes:
         # Sorted, as two batches with the same plants in different order can deadlock.
-        plants = sorted((plant for plant in batch if plant is not None), key=attrgetter("id"))
+        plants = sorted((plant for plant in batch if plant is not None), key=lambda new: new.id)
         try:
             new, stored = self.engine.insert(plants)
         except Exception as error:
@@ -186,42 +183,47 @@ class GroupCommit:
         self._queue: deque[Entry] = deque()
         self._batch: list[Entry] = []  # what is being written
         self._wake_up = threading.Event()  # set when the thread has something to do
-        self._lock = threading.Lock()  # guards _thread
+        self._lock = threading.Lock()  # the thread does not end while a plant is queued
         self._thread: threading.Thread | None = None  # started when first needed: after any fork
+        self._is_closing = False  # as soon as the queue is empty
 
     def submit(self, plant: Plant | None, limit: float) -> Entry:
         """Put a plant into the queue; the entry is done within `limit` seconds."""
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, daemon=True)
-                    self._thread.start()
-                    threading.Thread(target=self._expire, args=[self._thread], daemon=True).start()
         entry = Entry(plant, limit)
-        self._queue.append(entry)
+        with self._lock:
+            self._queue.append(entry)
+            if self._thread is None or not self._thread.is_alive():
+                self._is_closing = False
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+                threading.Thread(target=self._expire, args=[self._thread], daemon=True).start()
         self._wake_up.set()
         return entry
 
     def close(self, timeout: float) -> None:
         """End the thread, which closes the engine; wait for that at most `timeout` seconds."""
         with self._lock:
-            thread, self._thread = self._thread, None
+            self._is_closing, thread = True, self._thread
         if thread is not None:
             self._wake_up.set()
             thread.join(timeout)
 
     def _run(self) -> None:
-        while self._queue or self._thread is threading.current_thread():
+        while self._thread is not None:
             self._wake_up.wait()
             self._wake_up.clear()
             while self._queue:
                 time.sleep(0)  # so that requests that have just arrived are in the batch
                 errors = self._call(self._commit)
                 for entry, error in zip(self._batch, errors, strict=True):
-                    entry.error, entry.plant = error, None
+                    entry.error, entry.plant = entry.error or error, None  # it may have expired
                     entry.done.set()
                 self._batch = []
-        self._call(self._engine.close)
+            if self._is_closing:
+                self._call(self._engine.close)
+                with self._lock:
+                    if not self._queue:
+                        self._thread = None
 
     def _expire(self, writer: threading.Thread) -> None:
         """Give up on what waits too long, all in one place: a timer for each takes longer."""
@@ -266,13 +268,12 @@ def insert_new(
     row = f"({placeholder}, {placeholder}, {placeholder})"
     rows = ", ".join([row] * len(plants))
     insert = f"INSERT INTO plants (id, name, tag) VALUES {rows} ON CONFLICT (id) DO NOTHING"  # noqa: S608
-    new = execute(insert, list(itertools.chain.from_iterable(plants))).rowcount
+    new = execute(insert, [value for plant in plants for value in plant]).rowcount
     if new == len(plants):
         return new, {}
     ids = ", ".join([placeholder] * len(plants))
     select = f"SELECT id, name, tag FROM plants WHERE id IN ({ids}){suffix}"  # noqa: S608
-    found = execute(select, [plant.id for plant in plants])
-    return new, {row[0]: Plant(*row) for row in found}
+    return new, {row[0]: Plant(*row) for row in execute(select, [plant.id for plant in plants])}
 
 
 def is_ephemeral(directory: str) -> bool:

@@ -1,6 +1,6 @@
 """gunicorn's gevent worker with time limits for its clients, and the access log.
 
-SIGHUP executes gunicorn.conf.py anew but keeps the logger, so their classes are here.
+Not in gunicorn.conf.py, which SIGHUP executes anew while the logger stays that of the start.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Connection:
     def __init__(self, sock: Any, request_limit: float, linger_limit: float) -> None:
         """Limit the seconds for a request to arrive, and then those for its answer to be read."""
         self._sock, self._unsent = sock, b""
-        # All that gunicorn needs: for a gettimeout() it would look at each request.
+        # With a gettimeout() too, gunicorn would call it for each request.
         self.setblocking, self.send, self.shutdown = sock.setblocking, sock.send, sock.shutdown
         self._request_limit, self._linger_limit = request_limit, linger_limit
         self.is_expired = False
@@ -145,7 +145,7 @@ class Worker(GeventWorker):
             # Not gevent's methods, which would wait while more connections are made.
             with SystemSocket(fileno=self.listeners.pop().detach()) as listener:
                 listener.setblocking(False)
-                with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(OSError):  # there is none left, or no descriptor for it
                     while True:
                         gevent.spawn(self.handle, listener, *listener.accept())
         now = time.monotonic()

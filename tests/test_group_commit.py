@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import random
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +23,7 @@ class MemoryEngine(Engine):
     """An engine in memory. Each write waits for `go`, and fails with `failure` if there is one."""
 
     def __init__(self) -> None:
-        self.may_create, self.obstacle, self.identity = False, "", ""
+        self.obstacle, self.identity = "", ""
         self.table: dict[int, Plant] = {}
         self.batches: list[list[Plant]] = []
         self.go = threading.Event()
@@ -30,9 +31,6 @@ class MemoryEngine(Engine):
         self.is_writing = threading.Event()
         self.is_closed = threading.Event()
         self.failure: Exception | None = None
-
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     def insert(self, plants: Sequence[Plant]) -> tuple[int, Mapping[int, Plant]]:
         self.is_writing.set()
@@ -190,7 +188,7 @@ def stores(storage: Storage, plant: Plant) -> bool:
 
 
 def test_every_request_gets_its_answer_whatever_fails():
-    """Many threads, waits that run out all the time, and writes that fail at random."""
+    """Many threads, waits that run out all the time, writes that fail at random, and closing."""
     chance = random.Random(7)
     rounds, answered = 150, []
 
@@ -205,6 +203,8 @@ def test_every_request_gets_its_answer_whatever_fails():
 
     def work(first: int) -> None:
         for number in range(first, first + rounds):
+            if number % 50 == 0:
+                storage.close()
             with contextlib.suppress(Unavailable):
                 storage.add(Plant(number, "n"))
                 answered.append(number)
@@ -275,6 +275,27 @@ def test_closing_ends_in_time_though_a_write_hangs(start, engine):
     assert engine.is_closed.wait(PATIENCE)
     assert wait_until(lambda: stores(storage, *plants(2)))
     assert list(engine.rows()) == plants(1, 2)
+
+
+def test_a_plant_that_comes_after_a_close_that_hangs_waits_for_its_write(start, engine):
+    """Two threads that write at the same time would confuse their batches."""
+    storage = start(wait_limit=0.1)
+    with writing_and_waiting(storage, engine, *plants(1), []):
+        storage.close()
+        engine.is_writing.clear()
+        assert not stores(storage, *plants(2))
+        assert not engine.is_writing.is_set()
+    assert wait_until(lambda: stores(storage, *plants(2)))
+    assert list(engine.rows()) == plants(1, 2)
+
+
+def test_an_error_that_requests_share_keeps_none_of_them_in_memory(storage, engine):
+    """Its traceback does not grow from one to the next."""
+    engine.failure = Unavailable("disk full")
+    for _ in range(20):
+        with pytest.raises(Unavailable, match="disk full"):
+            storage.add(*plants(1))
+    assert len(list(traceback.walk_tb(engine.failure.__traceback__))) < 20
 
 
 def test_closing_writes_what_is_in_the_queue_first(storage, engine):

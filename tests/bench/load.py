@@ -25,8 +25,8 @@ class Setting(NamedTuple):
 SETTINGS = {
     "1": Setting("1 connection", connections=1),
     "32": Setting("32 connections"),
-    "128": Setting("128 connections", connections=128),
     "packets": Setting("32 connections, head and body in two packets", client="two packets"),
+    "128": Setting("128 connections", connections=128),
     "slow": Setting("32 connections, 5 ms more for each sync", slow=True),
     "postgresql": Setting("32 connections, PostgreSQL", database="postgresql"),
 }
