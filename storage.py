@@ -229,9 +229,8 @@ class GroupCommit:
         """Give up on what waits too long, all in one place: a timer for each takes longer."""
         while self._thread is writer or writer.is_alive():
             time.sleep(0.1)
-            now = time.monotonic()
             for entry in [*self._queue, *self._batch]:
-                if now > entry.start + entry.limit and not entry.done.is_set():
+                if time.monotonic() > entry.start + entry.limit and not entry.done.is_set():
                     obstacle = self._engine.obstacle or "the storage does not answer"
                     entry.error = Unavailable(f"gave up after {entry.limit:.3g} s: {obstacle}")
                     entry.plant = None  # it may be large
@@ -375,9 +374,10 @@ class SQLiteEngine(Engine):
                 raise Unavailable(f"{self._path} was replaced while it was opened")
         except BaseException:
             connection.close()
+            if is_new and not os.path.getsize(self._path):  # later it would be refused as empty
+                os.unlink(self._path)
             raise
-        self.identity = str(self._files[:1])
-        self._connection = connection
+        self.identity, self._connection = str(self._files[:1]), connection
         return connection
 
     def _connect(self, mode: str) -> sqlite3.Connection:

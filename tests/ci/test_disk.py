@@ -187,3 +187,13 @@ def test_a_full_disk_is_a_503_until_there_is_room(
         f"{writers.answers[503]} answers 503, "
         f"{len(writers.acknowledged)} plants acknowledged, {len(lost)} lost",
     )
+
+
+def test_a_first_start_on_a_full_disk_serves_once_there_is_room(
+    serve: Callable[..., Server], disk: Disk
+) -> None:
+    """It leaves no empty file behind, which would be refused later."""
+    with disk.full():
+        server = serve()
+        assert server.post({"id": 1, "name": "n"})[0] == 503
+    assert server.post({"id": 1, "name": "n"})[0] == 200
