@@ -139,7 +139,8 @@ class PostgreSQLEngine(Engine):
                         self._connection = connection
             except Exception as error:
                 self._failure = explain(error) if isinstance(error, psycopg.Error) else error
-            if self._connection or isinstance(self._failure, StartRefused):
+            is_over = self._connection or isinstance(self._failure, StartRefused)
+            if is_over and self._connector is threading.current_thread():
                 self._connector, self._fails_fast = None, False
             else:
                 time.sleep(PAUSE)
