@@ -31,7 +31,7 @@ TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.
 ORIGIN = re.compile(  # serialized: in lower case, without the default port
     r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
 )
-ALLOWED = {
+EXPECTED = {
     "PLANTS_TOKENS": "tokens of at least 16 letters, digits or -._~+/, separated by commas; to "
     "make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
     "PLANTS_CORS_ORIGINS": "* or origins like https://example.org, separated by commas",
@@ -39,7 +39,7 @@ ALLOWED = {
 HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.IGNORECASE)
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
-SHARED = ("/plants", "/openapi.json")  # where CORS applies
+CORS_PATHS = ("/plants", "/openapi.json")
 PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Request-ID",
@@ -90,7 +90,7 @@ def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
     """Return the parts of an environment variable. Raises StartRefused for a bad one, or none."""
     parts = re.findall(r"[^,\s]+", os.environ.get(variable, ""))
     if not parts or not all(map(form.fullmatch, parts)):
-        raise StartRefused(f"{variable} must be {ALLOWED[variable]}")
+        raise StartRefused(f"{variable} must be {EXPECTED[variable]}")
     return parts
 
 
@@ -108,7 +108,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     for path, name in [("/", "index.html"), *((f"/{name}", name) for name in PAGE)]:
         page = partial(static_file, name, STATIC, charset="utf-8", headers=PAGE_HEADERS)
         app.route(path, callback=page, **public)
-    for path in SHARED if origins else ():  # browsers ask before they send a token
+    for path in CORS_PATHS if origins else ():  # browsers ask before they send a token
         preflight = partial(HTTPResponse, status=204, headers=PREFLIGHT)
         app.route(path, "OPTIONS", preflight, skip=[BearerPlugin.name])
     return partial(serve, app, origins)
@@ -246,7 +246,7 @@ def serve(
     environ["plants.request_id"] = request_id
     common = [("X-Request-ID", request_id), ("X-Content-Type-Options", "nosniff")]
     path, host = environ["PATH_INFO"], environ.get("HTTP_HOST", "")
-    if origins and path in SHARED:
+    if origins and path in CORS_PATHS:
         common += allow_origin(environ.get("HTTP_ORIGIN", ""), origins)
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:

@@ -51,12 +51,12 @@ def on_starting(server: Any) -> None:
     check.join()
     if check.exitcode:
         sys.exit(1)
-    os.environ["PLANTS_STORAGE"], server.storage = results.get()
+    os.environ["PLANTS_STORAGE"], server.database = results.get()
 
 
 def when_ready(server: Any) -> None:
     """Say what runs where, and how to store a plant if only this process knows the token."""
-    software = f"Python {platform.python_version()}, gunicorn {__version__}, {server.storage}"
+    software = f"Python {platform.python_version()}, gunicorn {__version__}, {server.database}"
     size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} connections"
     addresses = ", ".join(map(str, server.LISTENERS)).replace("//0.0.0.0:", "//127.0.0.1:")
     server.log.info("plants: %s; %s at %s", software, size, addresses)

@@ -78,7 +78,7 @@ class PostgreSQLEngine(Engine):
         self._parameters = parse_url(url)
         self._write_limit = write_limit - CANCEL_LIMIT
         self._connection: Connection | None = None
-        self._connector: threading.Thread | None = None
+        self._reconnecting: threading.Thread | None = None
         self._failure: Exception = Unavailable("PostgreSQL: connecting")
         self._fails_fast = False  # whether a batch has waited for a connection in vain
         self._is_not_replicated = False  # whether a commit did not wait for the standbys
@@ -108,40 +108,40 @@ class PostgreSQLEngine(Engine):
             raise explain(error) from None
 
     def close(self) -> None:
-        self._connector = None
+        self._reconnecting = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _wait_for_connection(self, deadline: float) -> Connection:
         """Return the connection by the `deadline`, or raise what keeps it from being there."""
-        if self._connection is None and self._connector is None:
-            self._connector = threading.Thread(target=self._reconnect, daemon=True)
-            self._connector.start()
-        if (connecting := self._connector) is not None and not self._fails_fast:
+        if self._connection is None and self._reconnecting is None:
+            self._reconnecting = threading.Thread(target=self._reconnect, daemon=True)
+            self._reconnecting.start()
+        if (connecting := self._reconnecting) is not None and not self._fails_fast:
             connecting.join(max(deadline - time.monotonic(), 0))
         # What begins after the deadline would be cut off at once.
         if self._connection is None or time.monotonic() > deadline:
-            self._fails_fast = self._connector is not None
+            self._fails_fast = self._reconnecting is not None
             raise self._failure
         return self._connection
 
     def _reconnect(self) -> None:
         """Try to connect until that succeeds, an operator has to act, or the engine is closed."""
-        while self._connector is threading.current_thread():
+        while self._reconnecting is threading.current_thread():
             try:
                 with contextlib.ExitStack() as stack:
                     connection = stack.enter_context(contextlib.closing(self._connect()))
                     connection.deadline = time.monotonic() + self._write_limit
                     self._prepare(connection)
-                    if self._connector is threading.current_thread():
+                    if self._reconnecting is threading.current_thread():
                         stack.pop_all()  # it stays open
                         self._connection = connection
             except Exception as error:
                 self._failure = explain(error) if isinstance(error, psycopg.Error) else error
             is_over = self._connection or isinstance(self._failure, StartRefused)
-            if is_over and self._connector is threading.current_thread():
-                self._connector, self._fails_fast = None, False
+            if is_over and self._reconnecting is threading.current_thread():
+                self._reconnecting, self._fails_fast = None, False
             else:
                 time.sleep(PAUSE)
 

@@ -214,13 +214,13 @@ class GroupCommit:
             self._wake_up.clear()
             while self._queue:
                 time.sleep(0)  # so that requests that have just arrived are in the batch
-                errors = self._call(self._commit)
+                errors = self._call_blocking(self._commit)
                 for entry, error in zip(self._batch, errors, strict=True):
                     entry.error, entry.plant = entry.error or error, None  # it may have expired
                     entry.done.set()
                 self._batch = []
             if self._is_closing:
-                self._call(self._engine.close)
+                self._call_blocking(self._engine.close)
                 with self._lock:
                     if not self._queue:
                         self._thread = None
@@ -251,7 +251,7 @@ class GroupCommit:
         self._batch = [entry for entry in queued if not entry.done.is_set()]
         return [entry.plant for entry in self._batch]
 
-    def _call(self, function: Callable[[], Any]) -> Any:
+    def _call_blocking(self, function: Callable[[], Any]) -> Any:
         """Call directly or, where gevent has made greenlets of threads, in its thread pool."""
         monkey = sys.modules.get("gevent.monkey")
         if self._engine.blocks and monkey and monkey.is_module_patched("threading"):
