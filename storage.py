@@ -105,7 +105,7 @@ class Storage:
         Raises Conflict, or, after the wait limit at most, Unavailable: the outcome is unknown.
         """
         if error := self._commit.submit(plant, self._wait_limit).wait():
-            raise error.with_traceback(None)  # many requests may share it
+            raise error
 
     def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
         """Store many plants in few batches; return for each None or what add() would raise."""
@@ -115,7 +115,7 @@ class Storage:
     def check(self) -> None:
         """Raise Unavailable unless the database takes a write within CHECK_LIMIT seconds."""
         if error := self._commit.submit(None, CHECK_LIMIT).wait():
-            raise error.with_traceback(None)
+            raise error
 
     def check_start(self) -> str:
         """Create the database if there is none and return its identity. Raises StartRefused."""
@@ -168,7 +168,7 @@ class Entry:
     def wait(self) -> Exception | None:
         """Return what keeps the plant out, or None once it is stored."""
         self.done.wait()
-        return self.error
+        return self.error and self.error.with_traceback(None)  # many entries may share it
 
 
 class GroupCommit:
@@ -227,7 +227,7 @@ class GroupCommit:
 
     def _expire(self, writer: threading.Thread) -> None:
         """Give up on what waits too long, all in one place: a timer for each takes longer."""
-        while self._thread is writer or writer.is_alive():
+        while self._thread is writer:
             time.sleep(0.1)
             for entry in [*self._queue, *self._batch]:
                 if time.monotonic() > entry.start + entry.limit and not entry.done.is_set():

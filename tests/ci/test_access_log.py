@@ -47,7 +47,7 @@ def test_after_sighup_each_request_is_logged_once_with_its_status_and_time(serve
     with server.connect() as connection:
         with locked(database):
             connection.sendall(post({"id": 8, "name": "n"}, b"X-Request-ID: waits"))
-            time.sleep(1)
+            time.sleep(1)  # what the log has to show
             assert "waits" not in server.out
         assert answers(receive_answer(connection))[0][0] == 200
     assert server.request("GET", "/nowhere", headers={"X-Request-ID": "next"})[0] == 404
@@ -82,7 +82,7 @@ def test_a_log_that_is_read_late_has_all_lines(serve, tmp_path):
 
         def are_stuck() -> bool:
             done = sum(each.done() for each in stored)
-            time.sleep(1)
+            time.sleep(1)  # none ends meanwhile; if one does, this is asked again
             return 0 < done == sum(each.done() for each in stored) < len(stored)
 
         wait_until(are_stuck)

@@ -341,7 +341,7 @@ def test_litestream_restores_what_it_copied(
     with Writers(server.port) as writers:
         assert writers.goes_on(1000)
         older = writers.acknowledged.copy().items()
-        time.sleep(2)
+        time.sleep(2)  # seconds: what is older must be in the copy
         server.kill()
     acknowledged = writers.acknowledged.items()
     server = start()
