@@ -4,6 +4,7 @@ Contains no SQL: storage.py stores. gunicorn.conf.py runs this; schemas/ says wh
 """
 
 import atexit
+import contextlib
 import hashlib
 import hmac
 import json
@@ -16,10 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import gevent
 from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request, static_file
+from gevent import monkey
 
+from engine import Conflict, NeedsOperator, Unavailable
 from schemas import InvalidPlant, openapi, parse_new_plant
-from storage import DEFAULT_URL, WAIT_LIMIT, Conflict, StartRefused, Storage, Unavailable
+from storage import DEFAULT_URL, WAIT_LIMIT, Storage
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 Environ: TypeAlias = dict[str, Any]
@@ -63,34 +67,43 @@ PAGE_HEADERS = {
 def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
     """Return the application that the environment describes; `wait_limit` is in seconds.
 
-    Creates the database, unless gunicorn.conf.py has done so. Raises StartRefused.
+    Creates the database, unless gunicorn.conf.py has done so and has set PLANTS_STORAGE: workers
+    use the database that was seen at the start or none. Raises NeedsOperator.
     """
-    storage, app = read_environment(wait_limit)
-    if "PLANTS_STORAGE" not in os.environ:
-        storage.check_start()
-        storage.close()  # a connection must not cross a fork
+    identity = os.environ.get("PLANTS_STORAGE")
+    if identity is None:  # with a storage of its own, as no connection may cross a fork
+        with contextlib.closing(read_environment(wait_limit)[0]) as checked:
+            identity = checked.check_start()
+    storage, app = read_environment(wait_limit, identity)
     atexit.register(storage.close)
     return app
 
 
-def read_environment(wait_limit: float = WAIT_LIMIT) -> tuple[Storage, WSGIApp]:
-    """Return the storage of DATABASE_URL, and the application. Raises StartRefused.
+def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tuple[Storage, WSGIApp]:
+    """Return the storage of DATABASE_URL, if it is that of `identity`, and the application.
 
-    gunicorn.conf.py sets PLANTS_STORAGE: the workers use the database seen at the start or none.
+    Raises NeedsOperator.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    storage = Storage.from_url(url, os.environ.get("PLANTS_STORAGE", ""), wait_limit)
+    storage = Storage.from_url(url, identity, wait_limit, call_blocking)
     tokens = read_list("PLANTS_TOKENS", TOKEN)
     is_set = "PLANTS_CORS_ORIGINS" in os.environ
     origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if is_set else []
     return storage, create_app(storage, tokens, origins)
 
 
+def call_blocking(function: Callable[[], Any]) -> Any:
+    """Call what blocks: in a real thread where gevent has made greenlets of all others."""
+    if monkey.is_module_patched("threading"):
+        return gevent.get_hub().threadpool.apply(function)
+    return function()
+
+
 def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
-    """Return the parts of an environment variable. Raises StartRefused for a bad one, or none."""
+    """Return the parts of an environment variable. Raises NeedsOperator for a bad one, or none."""
     parts = re.findall(r"[^,\s]+", os.environ.get(variable, ""))
     if not parts or not all(map(form.fullmatch, parts)):
-        raise StartRefused(f"{variable} must be {EXPECTED[variable]}")
+        raise NeedsOperator(f"{variable} must be {EXPECTED[variable]}")
     return parts
 
 

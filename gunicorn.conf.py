@@ -26,13 +26,13 @@ def number_from(variable: str, default: int, limit: int) -> int:
 def report_storage(results: "multiprocessing.SimpleQueue[Any]") -> None:
     """Report the storage's identity and description; end the start if it can't work."""
     from app import read_environment
-    from storage import StartRefused
+    from engine import NeedsOperator
 
     try:
         storage, _ = read_environment()
         results.put((storage.check_start(), storage.engine.description))
         storage.close()
-    except StartRefused as error:
+    except NeedsOperator as error:
         sys.exit(str(error))
 
 

@@ -1,4 +1,4 @@
-"""The storage's engine for a table on a PostgreSQL server, or on a cluster of them.
+"""The engine for a table on a PostgreSQL server, on a cluster of them, or behind a pooler.
 
 Imported only where DATABASE_URL names such a server: SQLite does without psycopg.
 """
@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,31 +14,52 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from engine import COLUMNS, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import ALL_PLANTS, Engine, Inserted, RowLocked, StartRefused, Unavailable, insert_new
 
 CANCEL_LIMIT = 1.0  # seconds for a request to cancel a statement
 PAUSE = 0.2  # seconds between two attempts
-SCHEMA = "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
-COLUMNS = [("id", "bigint", True), ("name", "text", True), ("tag", "text", False)]
-# An unlogged table would be empty after a crash.
+LOCK_TIMEOUT = 0.1  # seconds that a batch waits for a row
+LOCKED_FOR = 1.0  # seconds for which a row that was locked is not tried again
+TYPES = {"id": "bigint NOT NULL", "name": "text NOT NULL", "tag": "text"}
+DEFINITIONS = [f"{name} {TYPES[name]}" for name in Plant._fields]
+SCHEMA = f"CREATE TABLE plants ({', '.join(DEFINITIONS)}, PRIMARY KEY (id))"
+ARRAYS = ", ".join(f"%s::{TYPES[name].split()[0]}[]" for name in Plant._fields)
+# The columns as above, and whether a row needs a value for each; a crash empties an unlogged table.
 FIND_COLUMNS = """
-    SELECT attname, format_type(atttypid, atttypmod), attnotnull
+    SELECT concat(attname, ' ', format_type(atttypid, atttypmod),
+            CASE WHEN attnotnull THEN ' NOT NULL' END),
+        attnotnull AND NOT atthasdef AND attidentity = ''
     FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid
     WHERE attrelid = to_regclass('plants') AND attnum > 0 AND NOT attisdropped
-        AND relpersistence = 'p'
-    ORDER BY attnum"""
+        AND relpersistence = 'p'"""
+# In each transaction, as a pooler gives each another session. A commit has to wait for the disk,
+# and to tell if it does not wait for the standbys.
+SETTINGS = f"""
+    WITH settings AS MATERIALIZED (
+        SELECT set_config('lock_timeout', '{LOCK_TIMEOUT}s', true),
+            set_config('client_min_messages', 'warning', true),
+            set_config('synchronous_commit', CASE
+                WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+                THEN 'on' ELSE current_setting('synchronous_commit') END, true))"""
+INSERT = f"""{SETTINGS}
+    INSERT INTO plants ({COLUMNS})
+    SELECT sent.* FROM settings, unnest({ARRAYS}) AS sent ON CONFLICT (id) DO NOTHING"""
+# FOR UPDATE makes it a write, whose commit waits for the standbys too: a plant that is there could
+# be on this server alone.
+SELECT = f"""{SETTINGS}
+    SELECT {COLUMNS} FROM settings, plants
+    WHERE id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE OF plants"""
 # Locks a row that nobody else has locked, and changes nothing.
-TRY_A_WRITE = """
-    WITH one AS (SELECT id, name, tag FROM plants LIMIT 1 FOR UPDATE SKIP LOCKED)
-    INSERT INTO plants SELECT * FROM one ON CONFLICT (id) DO NOTHING"""
-# A batch with a locked row is tried again one by one, so the limit is short.
-SESSION = """
-    SET client_min_messages = warning; SET lock_timeout = '300ms';
-    SELECT set_config('synchronous_commit', 'on', false)
-    WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"""
-# Connection, changed table, read-only standby, lost statement, deadlock, shutdown.
-RECONNECT = ("08", "0A", "25006", "26", "40", "57P")
+TRY_A_WRITE = f"""{SETTINGS}, one AS (
+        SELECT {COLUMNS} FROM settings, plants LIMIT 1 FOR UPDATE OF plants SKIP LOCKED)
+    INSERT INTO plants ({COLUMNS}) SELECT {COLUMNS} FROM one ON CONFLICT (id) DO NOTHING"""
+FIND_LOCKED = f"""{SETTINGS}, free AS MATERIALIZED (
+        SELECT id FROM settings, plants
+        WHERE id = ANY(%(ids)s::bigint[]) FOR UPDATE OF plants SKIP LOCKED)
+    SELECT id FROM plants WHERE id = ANY(%(ids)s::bigint[]) EXCEPT SELECT id FROM free"""
+# Connection, read-only standby, deadlock, shutdown.
+RECONNECT = ("08", "25006", "40", "57P")
 # libpq has no codes for why it could not connect, and its messages are translated.
 CONFIG_ERRORS = re.compile(
     r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
@@ -60,7 +80,13 @@ class Connection(psycopg.Connection):
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """Wait for the server until the deadline, not `timeout`. Raises OperationalError."""
-        return super().wait(gen, interval, max(self.deadline - time.monotonic(), 0))
+        try:
+            return super().wait(gen, interval, max(self.deadline - time.monotonic(), 0))
+        except psycopg.OperationalError as error:
+            if time.monotonic() < self.deadline:
+                raise
+            reason = "no answer in time: it hangs, or another transaction has locked the table"
+            raise psycopg.OperationalError(reason) from error
 
     def close(self) -> None:
         """Close the connection, and tell the server if it may still be waiting for something."""
@@ -71,85 +97,76 @@ class Connection(psycopg.Connection):
 
 
 class PostgreSQLEngine(Engine):
-    """One connection to a server, cooperative under gevent; a thread reconnects."""
+    """One connection to a server; psycopg's waits are cooperative under gevent."""
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
         """Limit the seconds for a batch; create no table if there was one, of this `identity`."""
         self._parameters = parse_url(url)
         self._write_limit = write_limit - CANCEL_LIMIT
         self._connection: Connection | None = None
-        self._reconnecting: threading.Thread | None = None
-        self._failure: Exception = Unavailable("PostgreSQL: connecting")
-        self._fails_fast = False  # whether a batch has waited for a connection in vain
+        self._failure: Exception | None = None  # while the server is known to be away
+        self._retry_at = 0.0  # when to connect again; until then batches fail at once
         self._is_not_replicated = False  # whether a commit did not wait for the standbys
+        self._locked: dict[int, float] = {}  # when to try rows again that others hold, by id
         self.description, self.identity = "PostgreSQL, not reached yet", identity
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
-        deadline = time.monotonic() + self._write_limit
+        begin, self.obstacle = time.monotonic(), ""
+        if self._failure and begin < self._retry_at:
+            raise self._failure
         while True:
-            connection = self._wait_for_connection(deadline)
+            start = time.monotonic()
             try:
-                connection.deadline = deadline
-                return self._insert(connection, plants)
+                connection = self._connection or self._open(begin + self._write_limit)
+                connection.deadline = begin + self._write_limit
+                inserted = self._insert(connection, plants)
+                self._failure = None
+                return inserted
             except psycopg.Error as error:
-                self._failure = explain(error)
-                if not isinstance(self._failure, LostConnection):
-                    raise self._failure from None
-            log.warning("%s; connecting again", self._failure)
-            connection.close()
-            self._connection = None
+                failure, now = explain(error), time.monotonic()
+            if not isinstance(failure, LostConnection):
+                raise failure
+            if self._connection is None:
+                self._retry_at = now + (now - start)
+            self.close()
+            if self._failure or now > begin + self._write_limit:
+                self._failure = failure
+                raise failure
+            log.warning("%s; connecting again", failure)
             time.sleep(PAUSE)
 
     def rows(self) -> Iterator[Plant]:
+        select = f"SELECT {COLUMNS} FROM plants ORDER BY id"
         try:
             with self._connect() as connection:
-                yield from map(Plant._make, connection.cursor().stream(ALL_PLANTS, size=1000))
+                yield from map(Plant._make, connection.cursor().stream(select, size=1000))
         except psycopg.Error as error:
             raise explain(error) from None
 
     def close(self) -> None:
-        self._reconnecting = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _wait_for_connection(self, deadline: float) -> Connection:
-        """Return the connection by the `deadline`, or raise what keeps it from being there."""
-        if self._connection is None and self._reconnecting is None:
-            self._reconnecting = threading.Thread(target=self._reconnect, daemon=True)
-            self._reconnecting.start()
-        if (connecting := self._reconnecting) is not None and not self._fails_fast:
-            connecting.join(max(deadline - time.monotonic(), 0))
-        # What begins after the deadline would be cut off at once.
-        if self._connection is None or time.monotonic() > deadline:
-            self._fails_fast = self._reconnecting is not None
-            raise self._failure
-        return self._connection
-
-    def _reconnect(self) -> None:
-        """Try to connect until that succeeds, an operator has to act, or the engine is closed."""
-        while self._reconnecting is threading.current_thread():
-            try:
-                with contextlib.ExitStack() as stack:
-                    connection = stack.enter_context(contextlib.closing(self._connect()))
-                    connection.deadline = time.monotonic() + self._write_limit
-                    self._prepare(connection)
-                    if self._reconnecting is threading.current_thread():
-                        stack.pop_all()  # it stays open
-                        self._connection = connection
-            except Exception as error:
-                self._failure = explain(error) if isinstance(error, psycopg.Error) else error
-            is_over = self._connection or isinstance(self._failure, StartRefused)
-            if is_over and self._reconnecting is threading.current_thread():
-                self._reconnecting, self._fails_fast = None, False
-            else:
-                time.sleep(PAUSE)
+    def _open(self, deadline: float) -> Connection:
+        """Connect; check that the table is ours, or create it if there is none."""
+        connection = self._connect()
+        try:
+            connection.deadline = deadline
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
 
     def _connect(self) -> Connection:
         try:
-            connection = Connection.connect(**self._parameters, autocommit=True)
+            connection = Connection.connect(
+                **self._parameters, autocommit=True, prepare_threshold=None
+            )
         except UnicodeError:
-            raise StartRefused("DATABASE_URL: no host can have this name") from None
+            raise NeedsOperator("DATABASE_URL: no host can have this name") from None
         connection.add_notice_handler(self._notice)
         return connection
 
@@ -158,34 +175,42 @@ class PostgreSQLEngine(Engine):
         self._is_not_replicated |= notice.source_function == "SyncRepWaitForLSN"
 
     def _insert(self, connection: Connection, plants: Sequence[Plant]) -> Inserted:
+        """Insert the plants, but for those whose rows are locked; one look finds all of these."""
         self._is_not_replicated = False
-        result: Inserted = 0, {}
-        if plants:
-            # FOR UPDATE makes the SELECT wait for the standbys too: it could confirm a row that
-            # a fail-over loses.
-            result = insert_new(connection.execute, plants, "%s", " ORDER BY id FOR UPDATE")
-        else:
-            connection.execute(TRY_A_WRITE)
+        while True:
+            now = time.monotonic()
+            self._locked = {key: until for key, until in self._locked.items() if until > now}
+            free = [plant for plant in plants if plant.id not in self._locked]
+            try:
+                inserted = insert_new(connection, free)
+                break
+            except psycopg.errors.LockNotAvailable:
+                ids = [plant.id for plant in free]
+                held = connection.execute(FIND_LOCKED, {"ids": ids}).fetchall()
+                self._locked |= {key: time.monotonic() + LOCKED_FOR for (key,) in held}
+                if not held:  # it is the table, or a row that can't be seen yet
+                    self.obstacle = "PostgreSQL: another transaction holds a lock on the table"
+                    if time.monotonic() > connection.deadline - 2 * LOCK_TIMEOUT:
+                        raise Unavailable(self.obstacle) from None
         if self._is_not_replicated:
             raise psycopg.OperationalError("committed here, but maybe not on the standbys")
-        return result
+        return inserted._replace(locked=self._locked)
 
     def _prepare(self, connection: Connection) -> None:
-        """Set the session up; check that the table is ours, or create it if there is none."""
-        connection.execute(SESSION)
         info = connection.info
         if (encoding := info.parameter_status("server_encoding")) != "UTF8":
-            raise StartRefused(
+            raise NeedsOperator(
                 f"PostgreSQL: the database is in {encoding}, not UTF8; name another in DATABASE_URL"
             )
-        found = connection.execute(FIND_COLUMNS).fetchall()
+        found: dict[str, bool] = dict(connection.execute(FIND_COLUMNS).fetchall())
         if not found and not self.identity:
             # Of several processes that create it at once, those that come too late fail.
             with contextlib.suppress(*map(psycopg.errors.lookup, ("23505", "42710", "42P07"))):
                 connection.execute(SCHEMA)
-            found = connection.execute(FIND_COLUMNS).fetchall()
-        if found != COLUMNS:
-            raise StartRefused(
+            found = dict(connection.execute(FIND_COLUMNS).fetchall())
+        own = [found.pop(definition, None) for definition in DEFINITIONS]
+        if None in own or any(found.values()):
+            raise NeedsOperator(
                 "PostgreSQL: there is no table plants, or one of another shape; the right one is "
                 f"made by: {SCHEMA}"
             )
@@ -194,14 +219,27 @@ class PostgreSQLEngine(Engine):
         self.identity = "seen"
 
 
+def insert_new(connection: Connection, plants: Sequence[Plant]) -> Inserted:
+    """Insert the plants whose id is new, in autocommit; without plants, change nothing."""
+    if not plants:
+        connection.execute(TRY_A_WRITE)
+        return Inserted()
+    columns = [list(column) for column in zip(*plants, strict=True)]
+    new = connection.execute(INSERT, columns).rowcount
+    if new == len(plants):
+        return Inserted(new)
+    found = map(Plant._make, connection.execute(SELECT, [[plant.id for plant in plants]]))
+    return Inserted(new, existing={plant.id: plant for plant in found})
+
+
 def parse_url(url: str) -> dict[str, Any]:
-    """Return libpq's parameters. Raises StartRefused, without repeating a part of `url`."""
+    """Return libpq's parameters. Raises NeedsOperator, without repeating a part of `url`."""
     try:
         given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
         given = {"host": "@"}
     if any("@" in str(given.get(name)) for name in ("host", "dbname")):
-        raise StartRefused(
+        raise NeedsOperator(
             "DATABASE_URL must be like postgresql://user:password@host/database, with special "
             "characters percent-encoded"
         )
@@ -222,16 +260,14 @@ def explain(error: psycopg.Error) -> Exception:
     # With several hosts, what each of them said comes after the first lines.
     failures = message.partition("All failures were:")[2].split("\n- ")[1:] or [message]
     if error.sqlstate is None and all(map(CONFIG_ERRORS.search, failures)):
-        return StartRefused(text)
+        return NeedsOperator(text)
     unknown = "" if isinstance(error, psycopg.ProgrammingError) else "08"
     if (error.sqlstate or unknown).startswith(RECONNECT):
         return LostConnection(text)
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
         return ValueError(text)
-    if isinstance(error, psycopg.errors.LockNotAvailable):
-        return RowLocked(text)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         text += "; the role needs SELECT, INSERT and UPDATE on plants, or to create it"
     if isinstance(error, psycopg.ProgrammingError):
-        return StartRefused(text)
+        return NeedsOperator(text)
     return Unavailable(text)

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
+from engine import Unavailable
 from schemas import InvalidPlant, Plant, parse_new_plant
-from storage import DEFAULT_URL, Storage, Unavailable
+from storage import DEFAULT_URL, Storage
 
 BATCH = 250  # plants; more at once are no faster, and keep a running service waiting
 LINE_LIMIT = 2**20 + 2**10  # bytes; a dumped line is hardly longer than the request's body was

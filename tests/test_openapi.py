@@ -12,8 +12,8 @@ from webtest import TestApp
 
 from app import BODY_LIMIT, PAGE, STATIC, create_app, read_list
 from app import ORIGIN as ORIGIN_FORM
+from engine import NeedsOperator, Unavailable
 from schemas import VALIDATORS, Plant, openapi
-from storage import StartRefused, Unavailable
 from tests.support.server import ROOT, TOKEN
 
 ORIGIN = "https://garden.example"
@@ -351,5 +351,5 @@ def test_origins_are_separated_by_commas_or_spaces(monkeypatch, setting, origins
 def test_what_is_no_origin_is_refused(monkeypatch, setting):
     """An origin has a scheme and no path: a browser would never send this one."""
     monkeypatch.setenv("PLANTS_CORS_ORIGINS", setting)
-    with pytest.raises(StartRefused, match="PLANTS_CORS_ORIGINS must be"):
+    with pytest.raises(NeedsOperator, match="PLANTS_CORS_ORIGINS must be"):
         read_list("PLANTS_CORS_ORIGINS", ORIGIN_FORM)

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
+from engine import Conflict, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import Conflict, StartRefused, Storage, Unavailable
+from storage import Storage
 from tests.support.server import PATIENCE
 
 FORK = multiprocessing.get_context("fork")
@@ -34,7 +35,7 @@ def test_a_start_changes_nothing_that_is_stored(storage, url):
 )  # fmt: skip
 def test_a_url_of_no_known_kind_is_refused(wrong):
     """What is in memory only is not stored; a part of a URL, maybe a password, is not repeated."""
-    with pytest.raises(StartRefused, match=r"DATABASE_URL must (name a file|be like)"):
+    with pytest.raises(NeedsOperator, match=r"DATABASE_URL must (name a file|be like)"):
         Storage.from_url(wrong)
 
 
@@ -126,14 +127,6 @@ def test_a_health_check_changes_nothing(storage, stored):
     storage.add(Plant(1, "one"))
     storage.check()
     assert stored() == [(1, "one", None)]
-
-
-def test_a_storage_can_be_used_again_after_it_was_closed(storage):
-    """It opens another connection."""
-    storage.add(Plant(1, "one"))
-    storage.close()
-    storage.add(Plant(2, "two"))
-    assert list(storage.rows()) == [Plant(1, "one"), Plant(2, "two")]
 
 
 def test_rows_are_one_snapshot_in_the_order_of_id(storage, url):

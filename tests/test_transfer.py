@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from engine import Unavailable
 from schemas import Plant
-from storage import Storage, Unavailable
+from storage import Storage
 from tests.support.locks import lock_held
 from tests.support.server import PATIENCE, ROOT
 from tests.support.users import open_folder, run_as_nobody
@@ -232,10 +233,10 @@ def test_what_cannot_be_written_is_said_in_one_line(storage, url):
     assert b"No space left" in dump.stderr and b"Traceback" not in dump.stderr
 
 
-def test_a_lock_that_is_not_released_ends_a_load(database, tmp_path):
+def test_a_lock_that_is_not_released_ends_a_load(database):
     """Loading the same lines again is safe."""
     with (
-        lock_held(tmp_path),
+        lock_held(database),
         contextlib.closing(Storage.from_url(f"sqlite:///{database}", wait_limit=0.1)) as storage,
         pytest.raises(Unavailable, match="hold the lock"),
     ):

@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from storage import ALL_PLANTS
+from tests.conftest import ROWS
 from tests.support.postgresql import USER, processes_in, program
 from tests.support.server import ROOT, TOKEN, Server, Writers
 
@@ -199,7 +199,7 @@ def run_round(cluster: Cluster, server: Server, number: int, happens: Any) -> in
     if primary.process.poll() is not None:
         primary.start()
     new = cluster.wait_until_whole()
-    stored = {(id, name) for id, name, _ in new.asks(ALL_PLANTS)}
+    stored = {(id, name) for id, name, _ in new.asks(ROWS)}
     lost = len(writers.acknowledged.items() - stored)
     print(
         f"{happens.__doc__}: {primary.name} -> {new.name}, no 200 for {pause:.1f} s, "

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from storage import is_ephemeral
 from tests.support.postgresql import PostgreSQL
 from tests.support.readme import block
 from tests.support.server import (
@@ -70,28 +69,6 @@ def test_one_line_says_what_was_started_and_where(
     )
     server.workers(3)
     assert "canary" not in server.err and "WARNING" not in server.err
-
-
-def test_that_line_says_if_a_platform_throws_the_file_away(
-    serve: Callable[..., Server], database: Path
-) -> None:
-    """It names the file, and what to do."""
-    server = serve(DYNO="web.1")
-    server.workers()
-    assert f"in {database}, which is thrown away at each deploy: name a file on a vol" in server.err
-
-
-@pytest.mark.parametrize(
-    "variable", ["DYNO", "RENDER", "RAILWAY_ENVIRONMENT_NAME", "FLY_APP_NAME", "K_SERVICE"]
-)
-def test_a_platform_keeps_only_what_is_on_a_volume(
-    monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    """A volume is on another device than the code, as /dev is on every system."""
-    assert not is_ephemeral(str(ROOT))
-    monkeypatch.setenv(variable, "1")
-    assert is_ephemeral(str(ROOT))
-    assert not is_ephemeral("/dev")
 
 
 def test_that_line_says_if_a_server_was_not_reached(

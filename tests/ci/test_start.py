@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from storage import SQLiteEngine
+from sqlite import APPLICATION_ID
 from tests.support.locks import locked
 from tests.support.server import TOKEN, wait_until
 from tests.test_start import stops_in_one_line
@@ -61,7 +61,7 @@ def test_an_option_that_would_fail_later_stops_the_start(serve, option, words):
             " is empty or another program's; fix that",
         ),
         (
-            f"PRAGMA application_id = {SQLiteEngine.APPLICATION_ID}; PRAGMA user_version = 2",
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 2",
             " is of a newer version of this service; run that",
         ),
         (b"", " is empty or another program's; fix that"),

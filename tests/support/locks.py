@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def lock_held(folder: Path) -> Iterator[None]:
+def lock_held(database: Path) -> Iterator[None]:
     """Hold the lock that the processes of the service share, as one of them would."""
-    lock = os.open(folder, os.O_RDONLY)
+    lock = os.open(f"{database}-lock", os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield

@@ -235,6 +235,8 @@ def copy_service(folder: Path) -> list[str]:
     for name in (
         "app.py",
         "storage.py",
+        "engine.py",
+        "sqlite.py",
         "postgresql.py",
         "transfer.py",
         "worker.py",

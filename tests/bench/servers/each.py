@@ -3,8 +3,9 @@
 import os
 
 import storage
-from app import create_app
+from app import call_blocking, create_app
 
 storage.MAX_BATCH = 1
-plants = storage.Storage.from_url(os.environ["DATABASE_URL"])
+url = os.environ["DATABASE_URL"]
+plants = storage.Storage.from_url(url, call_blocking=call_blocking)
 app = create_app(plants, [os.environ["PLANTS_TOKENS"]])

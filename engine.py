@@ -1,0 +1,57 @@
+"""What the storage needs of a database, and in which ways it can fail.
+
+Contains no SQL and imports no database: sqlite.py and postgresql.py are the engines.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from schemas import Plant
+
+COLUMNS = ", ".join(Plant._fields)  # of the table plants
+
+
+class Conflict(Exception):
+    """Another plant has this id. It stays as it is."""
+
+
+class Unavailable(Exception):
+    """The plant is not known to be stored; storing it again is safe."""
+
+
+class NeedsOperator(Unavailable):
+    """Waiting does not help: an operator has to do what the message says."""
+
+
+class Inserted(NamedTuple):
+    """What became of a batch."""
+
+    new: int = 0  # how many plants were stored that were not there before
+    locked: Collection[int] = ()  # ids whose rows other transactions hold; those are not stored
+    existing: Mapping[int, Plant] | None = None  # what has the others' ids, unless all were new
+
+
+class Engine(Protocol):
+    """A database with a table of plants, used by one thread at a time."""
+
+    description: str  # what the database is and where, without a password
+    identity: str  # what tells it from another one at the same place; "" before it was seen
+    obstacle: str = ""  # what insert() or locked() is waiting for, if that is known
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from writing, where the database needs that."""
+        return contextlib.nullcontext()
+
+    def insert(self, plants: Sequence[Plant]) -> Inserted:
+        """Store durably the plants whose id is new; without plants, prove that it could.
+
+        Raises Unavailable or NeedsOperator if none can be stored now, and another exception if one
+        of them makes all fail; none is stored then.
+        """
+
+    def rows(self) -> Iterator[Plant]:
+        """Return all plants as of now, in the order of id. Raises as insert() does."""
+
+    def close(self) -> None:
+        """Close the connection, for good."""
