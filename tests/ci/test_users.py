@@ -1,0 +1,127 @@
+"""Other users of the host: what they can lock, and what they may load."""
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas import Plant
+from storage import Storage
+from tests.support.server import PATIENCE
+from tests.support.users import NOBODY, open_folder, run_as_nobody
+from transfer import main
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def database() -> Iterator[Path]:
+    """A file of root's in a folder that everybody may read."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with open_folder() as folder:
+        folder.chmod(0o755)
+        yield folder / "plants.db"
+
+
+def mode_and_owner(file: Path) -> tuple[int, int, int]:
+    """The rights to a file, and the numbers of its owner and group."""
+    found = file.stat()
+    return stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
+
+
+def test_nobody_can_keep_the_service_from_writing(storage: Storage, database: Path) -> None:
+    """A user who locks all that he may open, the folder too, keeps nobody waiting."""
+    storage.add(Plant(1, "one"))
+    is_locked, is_over = FORK.Event(), FORK.Event()
+
+    def lock_all() -> None:
+        for path in (database.parent, *database.parent.iterdir()):
+            with contextlib.suppress(PermissionError):
+                fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+        is_locked.set()
+        assert is_over.wait(PATIENCE)
+
+    neighbour = FORK.Process(target=run_as_nobody, args=[lock_all])
+    neighbour.start()
+    try:
+        assert is_locked.wait(PATIENCE)
+        storage.add(Plant(2, "two"))
+    finally:
+        is_over.set()
+        neighbour.join(PATIENCE)
+
+
+def load_as_nobody(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> tuple[bool, str]:
+    """Load a plant; return whether that succeeded, and what was said."""
+    lines = tmp_path / "lines"
+    lines.write_text('{"id": 7, "name": "Monstera"}\n')
+    with lines.open() as file:
+
+        def load() -> None:
+            sys.stdin = file
+            assert main(["load", url]) == 0
+
+        try:
+            run_as_nobody(load)
+        except AssertionError:
+            return False, capfd.readouterr().err
+    return True, capfd.readouterr().out
+
+
+def test_a_user_of_the_group_loads_plants_while_the_service_runs(
+    storage: Storage, url: str, database: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where the group may write the file and its folder, it may hold the lock too."""
+    storage.add(Plant(1, "one"))
+    for path in (database.parent, *database.parent.glob("plants.db*")):
+        os.chown(path, 0, NOBODY)
+        path.chmod(0o775 if path.is_dir() else 0o660)
+    Path(f"{database}-lock").chmod(0o600)
+    with contextlib.closing(Storage.from_url(url)) as worker:  # as of a service that is restarted
+        worker.add(Plant(2, "two"))
+        assert mode_and_owner(Path(f"{database}-lock")) == (0o660, 0, NOBODY)
+        assert load_as_nobody(url, tmp_path, capfd)[0]
+        worker.add(Plant(8, "n"))
+    assert [plant.id for plant in storage.rows()] == [1, 2, 7, 8]
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_who_may_not_write_is_told_whose_the_file_is(
+    storage: Storage,
+    url: str,
+    database: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    is_new: bool,
+) -> None:
+    """In one line, also where there is no lock file yet."""
+    storage.check_start()
+    storage.close()
+    if is_new:
+        os.unlink(f"{database}-lock")
+    is_loaded, said = load_as_nobody(url, tmp_path, capfd)
+    name = database.parent if is_new else f"{database}-lock"
+    assert not is_loaded
+    assert f"{name} belongs to root, and this runs as nobody" in said.splitlines()[0]
+
+
+def test_what_root_makes_is_for_the_owner_of_the_file(storage: Storage, database: Path) -> None:
+    """An operator who loads plants as root does not keep the service out afterwards."""
+    os.chown(database.parent, NOBODY, NOBODY)
+    os.chown(database, NOBODY, NOBODY)
+    storage.add(Plant(1, "one"))
+    assert mode_and_owner(Path(f"{database}-lock")) == (0o600, NOBODY, NOBODY)
+    storage.close()
+
+    def add() -> None:
+        with contextlib.closing(Storage.from_url(f"sqlite:///{database}")) as own:
+            own.add(Plant(2, "two"))
+
+    run_as_nobody(add)
