@@ -1,0 +1,87 @@
+"""What clients that fight for the same ids are told, under faults, held against what is stored.
+
+Of an id one plant gets 200s and all others 409, and that plant is in the table.
+"""
+
+import contextlib
+import http.client
+import os
+import random
+import signal
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from tests.support.server import PATIENCE, Server, wait_until
+
+IDS, NAMES, CLIENTS = 400, ("a", "b", "c"), 12
+
+
+class Rivals:
+    """Clients that post plants with the same ids and different names, all the time."""
+
+    def __init__(self, server: Server) -> None:
+        self.told: defaultdict[int, set[tuple[str, int]]] = defaultdict(set)  # names and statuses
+        self.statuses: Counter[int] = Counter()
+        self._server, self._end = server, threading.Event()
+        self._threads = [threading.Thread(target=self._post_all) for _ in range(CLIENTS)]
+
+    def __enter__(self) -> "Rivals":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def _post_all(self) -> None:
+        while not self._end.is_set():
+            number, name = random.randrange(IDS), random.choice(NAMES)
+            with contextlib.suppress(OSError, http.client.HTTPException):  # its worker was killed
+                status, _ = self._server.post({"id": number, "name": name})
+                self.told[number].add((name, status))
+                self.statuses[status] += 1
+
+    def go_on(self) -> None:
+        """Wait for some hundred answers that are no 503."""
+        goal = self.statuses[200] + self.statuses[409] + 300
+        wait_until(lambda: self.statuses[200] + self.statuses[409] > goal)
+
+
+@pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
+def test_one_plant_of_an_id_is_stored_and_all_are_told_so(
+    serve: Callable[..., Server],
+    request: pytest.FixtureRequest,
+    engine: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """While workers are killed, and the connections of PostgreSQL."""
+    if engine == "SQLite":
+        server, stored = serve(), request.getfixturevalue("stored")
+    else:
+        url = request.getfixturevalue("postgresql_url")
+        server, stored = serve(DATABASE_URL=url), request.getfixturevalue("postgresql_stored")
+    with Rivals(server) as rivals:
+        for _ in range(5):
+            rivals.go_on()
+            os.kill(random.choice(server.workers()), signal.SIGKILL)
+            if engine == "PostgreSQL":
+                rivals.go_on()
+                with psycopg.connect(url, application_name="fault") as fault:
+                    fault.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = "
+                        "current_database() AND pid <> pg_backend_pid()"
+                    )
+        rivals.go_on()
+    rows = {number: name for number, name, _ in stored()}
+    for number, told in rivals.told.items():
+        for name, status in told:
+            assert status in (200, 409, 503)
+            assert status == 503 or (status == 200) == (rows[number] == name)
+    assert rivals.statuses[200] and rivals.statuses[409]
+    record_property(f"rivals on {engine}", dict(rivals.statuses))
