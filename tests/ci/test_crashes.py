@@ -3,18 +3,24 @@
 What takes a disk of its own, like a power cut, is in tests/ci/test_disk.py.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import random
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support.server import HEADERS, HERE, Server, Writers
+from schemas import Plant
+from storage import Storage
+from tests.support.server import HEADERS, HERE, ROOT, TOKEN, Server, Writers
 from tests.test_crashes import test_every_acknowledged_plant_survives_kill_minus_9  # noqa: F401
 
 
@@ -179,3 +185,36 @@ def test_a_plant_that_was_never_synced_is_not_answered_for(
         assert server.post(plant)[0] == 503
     Path(failing_sync["SYNC_FAILS"]).unlink()
     assert server.post(plant)[0] == 200
+
+
+FIRST_START = "import app; app.read_environment()[0].check_start()"
+
+
+@pytest.mark.parametrize("call", ["openat", "pwrite64", "fdatasync", "rename", "unlink"])
+def test_a_first_start_that_is_killed_is_harmless(
+    url: str,
+    database: Path,
+    stored: Callable[[], list[tuple[int, str, str | None]]],
+    call: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """At each call that it makes in the folder of the database: the next start makes the file."""
+    environment = {**os.environ, "DATABASE_URL": url, "PLANTS_TOKENS": TOKEN}
+    start = [sys.executable, "-c", FIRST_START]
+    for kills in itertools.count():
+        inject = f"inject={call}:signal=SIGKILL:when={kills + 1}"
+        strace = ["strace", "-f", "-qqq", "-o", "/dev/null", "-P", database.parent]
+        for name in ("", "-new", "-new-journal", "-lock", "-journal", "-wal", "-shm"):
+            strace += ["-P", f"{database}{name}"]
+        run = subprocess.run([*strace, "-e", inject, *start], cwd=ROOT, env=environment, timeout=60)
+        with contextlib.closing(Storage.from_url(url)) as storage:
+            storage.check_start()
+            storage.add(Plant(7, "Monstera"))
+        assert stored() == [(7, "Monstera", None)]
+        assert not database.with_name("plants.db-new").exists()
+        if run.returncode == 0:
+            break
+        for file in database.parent.glob("plants.db*"):
+            file.unlink()
+    assert kills > 0
+    record_property(f"a first start, killed at {call}", f"{kills} times, each start after it works")
