@@ -9,7 +9,9 @@ import platform
 import re
 import resource
 import secrets
+import signal
 import sys
+import threading
 from typing import Any
 
 from gunicorn import __version__
@@ -23,8 +25,17 @@ def number_from(variable: str, default: int, limit: int) -> int:
     return int(value)
 
 
+def end(number: int, frame: Any) -> None:
+    """End by a signal, also where this is the first process of a container and needs a handler."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(128 + number)
+
+
 def report_storage(results: "multiprocessing.SimpleQueue[Any]") -> None:
     """Report the storage's identity and description; end the start if it can't work."""
+    master: Any = multiprocessing.parent_process()  # whatever is waited for, this ends with it
+    threading.Thread(target=lambda: os._exit(master.join() or 1), daemon=True).start()
     from app import read_environment
     from storage import StartRefused
 
@@ -77,6 +88,11 @@ def pre_exec(server: Any) -> None:
     """Keep the token through SIGUSR2, which starts anew with the environment from the start."""
     server.cfg.env_orig["PLANTS_TOKENS"] = os.environ["PLANTS_TOKENS"]
 
+
+# Until gunicorn has handlers of its own, which stay when SIGHUP reads this again.
+for each in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(each) in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(each, end)
 
 # What the platform says. Without PORT, gunicorn binds to 127.0.0.1:8000.
 workers = number_from("WEB_CONCURRENCY", 2, 1000)
