@@ -112,8 +112,7 @@ worker_connections = max(1, min(1000, descriptors - 64))
 wsgi_app = "app:get_app()"
 worker_class = "worker.Worker"
 logger_class = "worker.AccessLogger"
-raw_env = ["SCRIPT_NAME="]  # the path has no prefix; gunicorn looks for one at each request
-sendfile = False  # worker.Connection sends head and body in one piece
+sendfile = False  # worker.Connection has none: it sends head and body in one piece
 accesslog = "-"  # standard output, one line a request
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
@@ -122,4 +121,3 @@ http_parser = "python"  # not another one because a package of that name is ther
 # No forwarded header is read: a SCRIPT_NAME or PATH_INFO would change the path.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-forwarded_allow_ips = "*"  # nothing is read anyway; this saves the look at the address

@@ -53,6 +53,7 @@ def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, st
     status, _, answer = server.request("POST", "/plants", options[5], headers)
     assert (status, answer) == (200, {"name": "Monstera", "tag": "indoor"})
     assert f"A page to try it is at http://127.0.0.1:{port}/\n" in server.err
+    assert server.send(b"GET / HTTP/1.0\r\n\r\n").endswith(b"</html>\n")
     assert re.search(
         rf"2 workers of up to \d+ connections at http://127.0.0.1:{port}\n", server.err
     )
