@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.server import Server, receive, running
+from tests.support.server import HERE, PATIENCE, Server, receive, running, wait_until
 from tests.support.wire import HEAD, MONSTERA, answers, post, receive_answer, refused
 
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
@@ -55,6 +55,27 @@ def test_each_request_of_a_connection_has_a_time_limit_of_its_own(server):
             assert [status for status, _ in answers(receive_answer(connection))] == [200]
         connection.sendall(request + request[:-1])
         assert [status for status, _ in answers(receive(connection))] == [200, 400]
+
+
+def test_a_client_that_reads_none_of_many_answers_is_cut_off(server):
+    """They are more than the system keeps for a connection, so that the worker waits with them."""
+    begin = len(server.out)
+    with server.connect() as connection:
+        connection.setblocking(False)
+        requests = memoryview((GET + b"\r\n") * 20_000)
+
+        def is_cut_off() -> bool:
+            nonlocal requests
+            try:
+                requests = requests[connection.send(requests or b"x") :]
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_cut_off)
+    assert 0 < server.out[begin:].count("GET /openapi.json") < 20_000
 
 
 def test_more_connections_than_there_is_room_for_keep_nobody_out(serve):
