@@ -51,6 +51,8 @@ def on_starting(server: Any) -> None:
     """Check before there are workers, in a child: SIGHUP could not reload what is imported here."""
     if server.cfg.preload_app:
         sys.exit("--preload is not possible, leave it out: gevent has to patch first")
+    if server.cfg.is_ssl:
+        sys.exit("--certfile and --keyfile are not possible, leave them out: a proxy encrypts")
     name = server.cfg.worker_class_str
     if re.search("asgi|pywsgi", name.lower()):
         sys.exit(f"--worker-class {name} is not possible, leave it out: worker.Worker is for this")

@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import quote
 
 import gevent
-import gevent.socket
 from gevent import monkey
 from gunicorn import glogging, util
 from gunicorn.http import errors
@@ -180,7 +179,7 @@ class Worker(GeventWorker):
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer what never came to the application as the application would: with an Error."""
-        if isinstance(exc, gevent.GreenletExit | OSError):  # the worker ends; TLS failed
+        if isinstance(exc, gevent.GreenletExit):  # the worker ends
             return
         name, status, message = type(exc).__name__, 500, "the service failed"
         if isinstance(exc, errors.ParseException):

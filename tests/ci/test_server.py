@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import ssl
 import subprocess
 
 import pytest
@@ -35,29 +34,6 @@ def test_the_printed_curl_line_for_a_socket_works(serve, tmp_path, stored):
     answer = subprocess.run(["sh", "-c", curl], capture_output=True, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
     assert stored() == [(7, "Monstera", "indoor")]
-
-
-def test_connections_may_be_encrypted(serve, tmp_path):
-    """With gunicorn's --certfile: also for a client that is refused, or still sending."""
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
-    command += ["-subj", "/CN=localhost"]
-    files = ["-keyout", f"{tmp_path}/key", "-out", f"{tmp_path}/certificate"]
-    subprocess.run([*command, *files], check=True, capture_output=True)
-    server = serve(f"--certfile={tmp_path}/certificate", f"--keyfile={tmp_path}/key")
-    context = ssl.create_default_context(cafile=f"{tmp_path}/certificate")
-
-    def exchange(data: bytes) -> bytes:
-        with (
-            server.connect() as connection,
-            context.wrap_socket(connection, server_hostname="localhost") as encrypted,
-        ):
-            encrypted.sendall(data)
-            return receive(encrypted)
-
-    data = exchange(post(MONSTERA) + post(MONSTERA, b"Connection: close"))
-    assert [status for status, _ in answers(data)] == [200, 200]
-    refused(exchange(b"nonsense\r\n\r\n"), 400)
-    refused(exchange(HEAD + b"Content-Length: 9999999\r\n\r\n" + b" " * 9999999), 413)
 
 
 # workers

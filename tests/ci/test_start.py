@@ -48,6 +48,8 @@ def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
     ("option", "words"),
     [
         ("--preload", "--preload is not possible, leave it out"),
+        ("--certfile=c", "--certfile and --keyfile are not possible, leave them out: a proxy"),
+        ("--keyfile=k", "--certfile and --keyfile are not possible, leave them out: a proxy"),
         ("--worker-class=asgi", "--worker-class asgi is not possible, leave it out"),
         ("--worker-class=gevent_pywsgi", "--worker-class gevent_pywsgi is not possible"),
     ],
