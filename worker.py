@@ -174,7 +174,7 @@ class Worker(GeventWorker):
     def handle_quit(self, sig: int, frame: Any) -> None:
         """End at once, and once: Ctrl+C comes from the terminal and then from the master."""
         for number in END_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda *_: None)  # where SIG_IGN is, Python reports a late one
         super().handle_quit(sig, frame)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:

@@ -90,6 +90,55 @@ def test_sigterm_drops_nothing(serve, database, stored):
     assert rows == writers.acknowledged | {-1: "begun", 7: "Monstera"}
 
 
+def test_a_worker_serves_on_for_a_while_after_sigterm(serve):
+    """Where all processes get it, the master may be the last that listens."""
+    server = serve("--worker-class=tests.support.workers.Patient", WEB_CONCURRENCY="1")
+    (worker,) = server.workers(1)
+    assert server.post(MONSTERA)[0] == 200
+    server.signal(signal.SIGSTOP)  # it would start another worker
+    os.kill(worker, signal.SIGTERM)
+    time.sleep(1.5)  # a worker looks once a second whether it has to end
+    assert server.post(MONSTERA)[0] == 200
+
+
+def test_a_worker_that_is_starting_ends_at_once(serve):
+    """It has no handlers of its own yet; in those of the master a signal would be lost."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server = serve("--worker-class=tests.support.workers.Starting", "--graceful-timeout=600")
+        assert server.workers()
+        server.signal(number)
+        assert server.wait() == 0
+
+
+def test_ctrl_c_ends_a_worker_once(serve):
+    """It comes from the terminal, and then from the master, here both at the same time."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    (worker,) = server.workers(1)
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGQUIT, signal.SIGCONT):
+        os.kill(worker, number)
+    wait_until(lambda: f"Worker exiting (pid: {worker})" in server.err)
+    assert server.workers(1, besides=[worker])
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0  # and there was no traceback
+
+
+def test_workers_do_not_outlive_their_master(serve):
+    """They leave the port to the next one."""
+    server = serve()
+    assert server.post(MONSTERA)[0] == 200
+    server.signal(signal.SIGKILL)
+
+    def is_refused() -> bool:
+        try:
+            server.connect().close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    wait_until(is_refused)
+
+
 def dropped_nothing(writers: Writers) -> None:
     """Assert that every request was answered with 200 until connections were refused.
 
