@@ -303,7 +303,9 @@ def test_a_script_name_header_changes_nothing(server):
 )
 def test_what_the_parser_refuses_is_an_error_too(server, data, status):
     """With the headers that all answers have; gunicorn itself would answer with HTML."""
-    refused(server.send(data), status)
+    answer = server.send(data)
+    refused(answer, status)
+    assert re.search(rb"\r\nX-Request-ID: (?!0{8})[0-9a-f]{32}\r\n", answer)
     assert server.request("GET", "/healthz")[0] == 200
 
 
@@ -346,6 +348,19 @@ def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server)
         assert found == [f"{status}", headers["content-length"], headers["x-request-id"]]
     assert [answer[0] for answer in answers] == [200, 404, 200, 401]
     assert "canary" not in server.out + server.err
+
+
+def test_the_access_log_can_go_elsewhere(serve, tmp_path):
+    """To a file, and to syslog, as gunicorn's options say."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(f"{tmp_path}/syslog")
+        syslog.settimeout(PATIENCE)
+        options = [f"--access-logfile={tmp_path}/access.log", "--log-syslog"]
+        server = serve(*options, f"--log-syslog-to=unix://{tmp_path}/syslog#dgram")
+        assert server.request("GET", "/nowhere")[0] == 404
+        wait_until(lambda: b"GET /nowhere" in syslog.recv(2**16))
+    wait_until(lambda: '"GET /nowhere" 404' in (tmp_path / "access.log").read_text())
+    assert server.out == ""
 
 
 # many clients

@@ -194,12 +194,6 @@ def test_few_descriptors_keep_nobody_out(serve, connect):
         assert server.post({"id": number, "name": "n"})[0] == 200
 
 
-def test_as_many_descriptors_as_needed_are_asked_for(serve):
-    """Systems allow 1024 or fewer until one does."""
-    server = serve(command=["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *HERE])
-    wait_until(lambda: "2 workers of up to 1000 connections" in server.err)
-
-
 def test_running_out_of_descriptors_kills_no_worker(serve, connect):
     """Connections wait until there are descriptors again."""
     many = "--worker-connections=1000"
