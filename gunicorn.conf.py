@@ -9,7 +9,9 @@ import platform
 import re
 import resource
 import secrets
+import signal
 import sys
+import threading
 from typing import Any
 
 from gunicorn import __version__
@@ -23,8 +25,17 @@ def number_from(variable: str, default: int, limit: int) -> int:
     return int(value)
 
 
+def end(number: int, frame: Any) -> None:
+    """End by a signal, also where this is the first process of a container and needs a handler."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(128 + number)
+
+
 def report_storage(results: "multiprocessing.SimpleQueue[Any]") -> None:
     """Report the storage's identity and description; end the start if it can't work."""
+    master: Any = multiprocessing.parent_process()  # whatever is waited for, this ends with it
+    threading.Thread(target=lambda: os._exit(master.join() or 1), daemon=True).start()
     from app import read_environment
     from engine import NeedsOperator
 
@@ -40,6 +51,8 @@ def on_starting(server: Any) -> None:
     """Check before there are workers, in a child: SIGHUP could not reload what is imported here."""
     if server.cfg.preload_app:
         sys.exit("--preload is not possible, leave it out: gevent has to patch first")
+    if server.cfg.is_ssl:
+        sys.exit("--certfile and --keyfile are not possible, leave them out: a proxy encrypts")
     name = server.cfg.worker_class_str
     if re.search("asgi|pywsgi", name.lower()):
         sys.exit(f"--worker-class {name} is not possible, leave it out: worker.Worker is for this")
@@ -78,6 +91,11 @@ def pre_exec(server: Any) -> None:
     server.cfg.env_orig["PLANTS_TOKENS"] = os.environ["PLANTS_TOKENS"]
 
 
+# Until gunicorn has handlers of its own, which stay when SIGHUP reads this again.
+for each in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(each) in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(each, end)
+
 # What the platform says. Without PORT, gunicorn binds to 127.0.0.1:8000.
 workers = number_from("WEB_CONCURRENCY", 2, 1000)
 number_from("PORT", 8000, 65535)  # gunicorn reads it by itself, with a traceback if it is none
@@ -96,8 +114,7 @@ worker_connections = max(1, min(1000, descriptors - 64))
 wsgi_app = "app:get_app()"
 worker_class = "worker.Worker"
 logger_class = "worker.AccessLogger"
-raw_env = ["SCRIPT_NAME="]  # the path has no prefix; gunicorn looks for one at each request
-sendfile = False  # worker.Connection sends head and body in one piece
+sendfile = False  # worker.Connection has none: it sends head and body in one piece
 accesslog = "-"  # standard output, one line a request
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
@@ -106,4 +123,3 @@ http_parser = "python"  # not another one because a package of that name is ther
 # No forwarded header is read: a SCRIPT_NAME or PATH_INFO would change the path.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-forwarded_allow_ips = "*"  # nothing is read anyway; this saves the look at the address

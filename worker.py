@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import quote
 
 import gevent
-import gevent.socket
 from gevent import monkey
 from gunicorn import glogging, util
 from gunicorn.http import errors
@@ -27,6 +26,8 @@ from gunicorn.workers.ggevent import GeventWorker
 
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
+UNWANTED = 2**16  # bytes to read and throw away at a time
+FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
 SystemSocket = monkey.get_original("socket", "socket")
 
 # Until a worker has handlers of its own it has the master's, in which these would be lost.
@@ -41,7 +42,7 @@ class Connection:
         """Limit the seconds for a request to arrive, and then those for its answer to be read."""
         self._sock, self._unsent = sock, b""
         # With a gettimeout() too, gunicorn would call it for each request.
-        self.setblocking, self.send, self.shutdown = sock.setblocking, sock.send, sock.shutdown
+        self.setblocking, self.send = sock.setblocking, sock.send
         self._request_limit, self._linger_limit = request_limit, linger_limit
         self.is_expired = False
         self.set_deadline(request_limit)
@@ -72,21 +73,23 @@ class Connection:
         while data:  # most often once; gevent's sendall() asks for the buffer's size first
             data = data[self._sock.send(data) :]
 
-    def expire(self) -> None:
-        """Shut down reading, so that an error can still be sent; when called later, writing too."""
-        is_over = self.is_expired and time.monotonic() > self.deadline + self._linger_limit
+    def stop_reading(self) -> None:
+        """Let a request end here, so that an error can still be sent."""
         self.is_expired = True
-        # Not gevent's method, which would fail the greenlet that is waiting for the socket.
+        self.shutdown(socket.SHUT_RD)
+
+    def shutdown(self, how: int) -> None:
+        """Shut down; not by gevent's method, which would fail a greenlet that waits for data."""
         with contextlib.suppress(OSError), SystemSocket(fileno=os.dup(self._sock.fileno())) as sock:
-            sock.shutdown(socket.SHUT_RDWR if is_over else socket.SHUT_RD)
+            sock.shutdown(how)
 
     def close(self) -> None:
         """Close once the client has read its answer (RFC 9112 section 9.6), or its time is up."""
         with contextlib.suppress(OSError):
             self.flush()
             self.set_deadline(self._linger_limit, is_idle=False)
-            gevent.socket.socket.shutdown(self._sock, socket.SHUT_WR)  # TLS's own would wait
-            while self._sock.recv(2**16) and time.monotonic() < self.deadline:
+            self._sock.shutdown(socket.SHUT_WR)
+            while self._sock.recv(UNWANTED) and time.monotonic() < self.deadline:
                 gevent.sleep(0)
         self._sock.close()
 
@@ -113,9 +116,9 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
-        if self.connections and len(self.connections) + 1 >= 0.9 * self.worker_connections:
+        if self.connections and len(self.connections) + 1 >= FULL * self.worker_connections:
             oldest = min(self.connections, key=lambda each: (each.is_expired, each.waiting_since))
-            oldest.expire()
+            oldest.stop_reading()
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
@@ -131,7 +134,7 @@ class Worker(GeventWorker):
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
         try:
-            if len(req.body.read(2**16)) == 2**16:  # what the application has left is too much
+            if len(req.body.read(UNWANTED)) == UNWANTED:  # the application has left too much
                 raise StopIteration
         except errors.ParseException:  # which would be a second answer
             raise StopIteration from None
@@ -139,21 +142,30 @@ class Worker(GeventWorker):
         gevent.sleep(0)
 
     def notify(self) -> None:
-        """Tell the master, every second, that all is well; cut connections that are late."""
+        """Tell the master, every second, that all is well; look after the connections."""
         super().notify()
-        while self.listeners and not self.alive:
-            # Not gevent's methods, which would wait while more connections are made.
-            with SystemSocket(fileno=self.listeners.pop().detach()) as listener:
+        if not self.alive:
+            self.accept_backlog()
+        self.end_late_connections()
+
+    def accept_backlog(self) -> None:
+        """Serve the connections that were made before the listeners were closed."""
+        while self.listeners:
+            with self.listeners.pop() as listener, contextlib.suppress(OSError):
                 listener.setblocking(False)
-                with contextlib.suppress(OSError):  # there is none left, or no descriptor for it
-                    while True:
-                        gevent.spawn(self.handle, listener, *listener.accept())
+                while True:  # until there is none left, or no descriptor for it
+                    gevent.spawn(self.handle, listener, *listener.accept())
+
+    def end_late_connections(self) -> None:
+        """Stop reading from clients that are late; shut out those that don't read either."""
         now = time.monotonic()
-        for connection in list(self.connections):
+        for each in list(self.connections):
             # At the end idle clients are not waited for, but a request may be on its way.
-            is_waiting = connection.is_idle and now > connection.waiting_since + self.exit_delay
-            if now > connection.deadline or (is_waiting and not self.alive):
-                connection.expire()
+            is_over = each.is_idle and now > each.waiting_since + self.exit_delay
+            if each.is_expired and now > each.deadline + self.linger_limit:
+                each.shutdown(socket.SHUT_RDWR)
+            elif now > each.deadline or (is_over and not self.alive):
+                each.stop_reading()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End later: where all processes get SIGTERM, the master has to stop listening first."""
@@ -162,12 +174,12 @@ class Worker(GeventWorker):
     def handle_quit(self, sig: int, frame: Any) -> None:
         """End at once, and once: Ctrl+C comes from the terminal and then from the master."""
         for number in END_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda *_: None)  # where SIG_IGN is, Python reports a late one
         super().handle_quit(sig, frame)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer what never came to the application as the application would: with an Error."""
-        if isinstance(exc, gevent.GreenletExit | OSError):  # the worker ends; TLS failed
+        if isinstance(exc, gevent.GreenletExit):  # the worker ends
             return
         name, status, message = type(exc).__name__, 500, "the service failed"
         if isinstance(exc, errors.ParseException):

@@ -53,6 +53,7 @@ def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, st
     status, _, answer = server.request("POST", "/plants", options[5], headers)
     assert (status, answer) == (200, {"name": "Monstera", "tag": "indoor"})
     assert f"A page to try it is at http://127.0.0.1:{port}/\n" in server.err
+    assert server.send(b"GET / HTTP/1.0\r\n\r\n").endswith(b"</html>\n")
     assert re.search(
         rf"2 workers of up to \d+ connections at http://127.0.0.1:{port}\n", server.err
     )
@@ -87,6 +88,55 @@ def test_sigterm_drops_nothing(serve, database, stored):
     assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
     rows = {number: name for number, name, _ in stored()}
     assert rows == writers.acknowledged | {-1: "begun", 7: "Monstera"}
+
+
+def test_a_worker_serves_on_for_a_while_after_sigterm(serve):
+    """Where all processes get it, the master may be the last that listens."""
+    server = serve("--worker-class=tests.support.workers.Patient", WEB_CONCURRENCY="1")
+    (worker,) = server.workers(1)
+    assert server.post(MONSTERA)[0] == 200
+    server.signal(signal.SIGSTOP)  # it would start another worker
+    os.kill(worker, signal.SIGTERM)
+    time.sleep(1.5)  # a worker looks once a second whether it has to end
+    assert server.post(MONSTERA)[0] == 200
+
+
+def test_a_worker_that_is_starting_ends_at_once(serve):
+    """It has no handlers of its own yet; in those of the master a signal would be lost."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server = serve("--worker-class=tests.support.workers.Starting", "--graceful-timeout=600")
+        assert server.workers()
+        server.signal(number)
+        assert server.wait() == 0
+
+
+def test_ctrl_c_ends_a_worker_once(serve):
+    """It comes from the terminal, and then from the master, here both at the same time."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    (worker,) = server.workers(1)
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGQUIT, signal.SIGCONT):
+        os.kill(worker, number)
+    wait_until(lambda: f"Worker exiting (pid: {worker})" in server.err)
+    assert server.workers(1, besides=[worker])
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0  # and there was no traceback
+
+
+def test_workers_do_not_outlive_their_master(serve):
+    """They leave the port to the next one."""
+    server = serve()
+    assert server.post(MONSTERA)[0] == 200
+    server.signal(signal.SIGKILL)
+
+    def is_refused() -> bool:
+        try:
+            server.connect().close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    wait_until(is_refused)
 
 
 def dropped_nothing(writers: Writers) -> None:
@@ -253,7 +303,9 @@ def test_a_script_name_header_changes_nothing(server):
 )
 def test_what_the_parser_refuses_is_an_error_too(server, data, status):
     """With the headers that all answers have; gunicorn itself would answer with HTML."""
-    refused(server.send(data), status)
+    answer = server.send(data)
+    refused(answer, status)
+    assert re.search(rb"\r\nX-Request-ID: (?!0{8})[0-9a-f]{32}\r\n", answer)
     assert server.request("GET", "/healthz")[0] == 200
 
 
@@ -296,6 +348,19 @@ def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server)
         assert found == [f"{status}", headers["content-length"], headers["x-request-id"]]
     assert [answer[0] for answer in answers] == [200, 404, 200, 401]
     assert "canary" not in server.out + server.err
+
+
+def test_the_access_log_can_go_elsewhere(serve, tmp_path):
+    """To a file, and to syslog, as gunicorn's options say."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(f"{tmp_path}/syslog")
+        syslog.settimeout(PATIENCE)
+        options = [f"--access-logfile={tmp_path}/access.log", "--log-syslog"]
+        server = serve(*options, f"--log-syslog-to=unix://{tmp_path}/syslog#dgram")
+        assert server.request("GET", "/nowhere")[0] == 404
+        wait_until(lambda: b"GET /nowhere" in syslog.recv(2**16))
+    wait_until(lambda: '"GET /nowhere" 404' in (tmp_path / "access.log").read_text())
+    assert server.out == ""
 
 
 # many clients

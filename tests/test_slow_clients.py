@@ -4,13 +4,18 @@ Hundreds of each kind are in tests/ci/test_slow_clients.py.
 """
 
 import contextlib
+import fcntl
+import sys
+import termios
 import time
 from collections.abc import Iterator
 
+import gevent.socket
 import pytest
 
-from tests.support.server import Server, receive, running
+from tests.support.server import HERE, PATIENCE, Server, receive, running, wait_until
 from tests.support.wire import HEAD, MONSTERA, answers, post, receive_answer, refused
+from worker import UNWANTED, Connection
 
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
@@ -57,6 +62,27 @@ def test_each_request_of_a_connection_has_a_time_limit_of_its_own(server):
         assert [status for status, _ in answers(receive(connection))] == [200, 400]
 
 
+def test_a_client_that_reads_none_of_many_answers_is_cut_off(server):
+    """They are more than the system keeps for a connection, so that the worker waits with them."""
+    begin = len(server.out)
+    with server.connect() as connection:
+        connection.setblocking(False)
+        requests = memoryview((GET + b"\r\n") * 20_000)
+
+        def is_cut_off() -> bool:
+            nonlocal requests
+            try:
+                requests = requests[connection.send(requests or b"x") :]
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_cut_off)
+    assert 0 < server.out[begin:].count("GET /openapi.json") < 20_000
+
+
 def test_more_connections_than_there_is_room_for_keep_nobody_out(serve):
     """Though each may wait for long, the one that has waited longest makes room."""
     options = ["--worker-class=tests.support.workers.Patient", "--worker-connections=20"]
@@ -71,3 +97,26 @@ def test_more_connections_than_there_is_room_for_keep_nobody_out(serve):
     assert answers(receive_answer(late))[0][0] == 400  # what it has sent is no plant
     for connection in connections:
         connection.close()
+
+
+def test_as_many_descriptors_as_needed_are_asked_for(serve):
+    """Systems allow 1024 or fewer until one does."""
+    command = ["sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh", *HERE]
+    server = serve(command=command, WEB_CONCURRENCY="1")
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(server.connect())
+        assert server.post(MONSTERA)[0] == 200
+    assert "1 workers of up to 1000 connections" in server.err
+
+
+def test_what_is_thrown_away_at_the_end_of_a_connection_holds_up_nobody():
+    """Another greenlet runs before all is read that has come."""
+    ours, theirs = gevent.socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(bytes(UNWANTED + 1))
+        closing = gevent.spawn(Connection(ours, PATIENCE, PATIENCE).close)
+        other = gevent.spawn(fcntl.ioctl, ours, termios.FIONREAD, bytes(4))
+        assert int.from_bytes(other.get(), sys.byteorder) == 1
+        theirs.close()
+        closing.get()

@@ -3,9 +3,14 @@
 More settings are in tests/ci/test_start.py.
 """
 
+import os
 import re
+import signal
+import socket
 
 import pytest
+
+from tests.support.server import PATIENCE, receive
 
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
 
@@ -38,3 +43,29 @@ def test_a_file_that_is_no_database_stops_the_start(serve, database):
     database.write_bytes(b"Dear diary," * 999)
     stops_in_one_line(serve(), f"{database}: file is not a database; .*another file")
     assert database.read_bytes() == b"Dear diary," * 999
+
+
+@pytest.mark.parametrize(
+    ("number", "kill"),
+    [
+        (signal.SIGINT, os.killpg),  # as Ctrl+C does it
+        (signal.SIGINT, os.kill),
+        (signal.SIGTERM, os.killpg),
+        (signal.SIGTERM, os.kill),
+        (signal.SIGKILL, os.kill),
+    ],
+)
+def test_a_start_that_waits_can_be_stopped(serve, number, kill):
+    """It says nothing, and leaves no process behind that would try to connect again."""
+    with socket.create_server(("127.0.0.1", 0)) as database:  # accepts, and never answers
+        database.settimeout(PATIENCE)
+        host = f"127.0.0.1:{database.getsockname()[1]}"
+        server = serve(DATABASE_URL=f"postgresql://{host}/plants?connect_timeout=600")
+        connection, _ = database.accept()
+        with connection:
+            connection.settimeout(PATIENCE)
+            kill(server.process.pid, number)
+            assert server.wait() == -number
+            receive(connection)  # until the process that has made it ends
+    # One that has waited until its limit would have said so.
+    assert LOG_LINE.sub("", server.err) == ""

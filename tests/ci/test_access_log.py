@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,19 +92,6 @@ def test_a_log_that_is_read_late_has_all_lines(serve, tmp_path):
                 os.kill(pid, signal.SIGCONT if pid == only else signal.SIGSTOP)
             assert store(1).startswith(b"HTTP/1.1 200 ")
     assert server.err.count("Booting worker") == 2
-
-
-def test_the_access_log_can_go_elsewhere(serve, tmp_path):
-    """To a file, and to syslog, as gunicorn's options say."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
-        syslog.bind(f"{tmp_path}/syslog")
-        syslog.settimeout(PATIENCE)
-        options = [f"--access-logfile={tmp_path}/access.log", "--log-syslog"]
-        server = serve(*options, f"--log-syslog-to=unix://{tmp_path}/syslog#dgram")
-        assert server.request("GET", "/nowhere")[0] == 404
-        wait_until(lambda: b"GET /nowhere" in syslog.recv(2**16))
-    wait_until(lambda: '"GET /nowhere" 404' in (tmp_path / "access.log").read_text())
-    assert server.out == ""
 
 
 def test_the_access_log_is_opened_anew_at_sigusr1(serve, tmp_path):

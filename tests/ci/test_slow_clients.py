@@ -15,7 +15,6 @@ from tests.support.wire import HEAD, MONSTERA, chunked, post, refused
 
 FOR_EVER = 600  # seconds: longer than a test waits
 PATIENT = "--worker-class=tests.support.workers.Patient"
-SHORT = "--worker-class=tests.support.workers.Short"
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
 LAST = GET + b"Connection: close\r\n\r\n"
@@ -154,27 +153,6 @@ def test_a_client_that_makes_room_gets_an_answer_if_its_request_is_there(serve, 
     assert {receive(client)[:12] for client in waiting} == {b"HTTP/1.1 200"}
 
 
-def test_a_client_that_reads_none_of_many_answers_is_cut_off(serve):
-    """They are more than the system keeps for a connection, so that the worker waits with them."""
-    server = serve(SHORT)
-    with server.connect() as connection:
-        connection.setblocking(False)
-        requests = memoryview((GET + b"\r\n") * 20_000)
-
-        def is_cut_off() -> bool:
-            nonlocal requests
-            try:
-                requests = requests[connection.send(requests or b"x") :]
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
-            return False
-
-        wait_until(is_cut_off)
-    assert 0 < server.out.count("GET /openapi.json") < 20_000
-
-
 def test_clients_that_send_without_end_do_not_hold_up_others(serve):
     """What is read of a body that nobody wants is bounded, also for a client in a hurry."""
     server = serve(WEB_CONCURRENCY="1")
@@ -214,12 +192,6 @@ def test_few_descriptors_keep_nobody_out(serve, connect):
         connect(server, HALF_A_BODY)
     for number in range(20):
         assert server.post({"id": number, "name": "n"})[0] == 200
-
-
-def test_as_many_descriptors_as_needed_are_asked_for(serve):
-    """Systems allow 1024 or fewer until one does."""
-    server = serve(command=["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *HERE])
-    wait_until(lambda: "2 workers of up to 1000 connections" in server.err)
 
 
 def test_running_out_of_descriptors_kills_no_worker(serve, connect):

@@ -1,14 +1,18 @@
 """What else stops the start, and what does not."""
 
 import contextlib
+import os
 import re
+import signal
+import socket
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from sqlite import APPLICATION_ID
 from tests.support.locks import locked
-from tests.support.server import TOKEN, wait_until
+from tests.support.server import HERE, PATIENCE, TOKEN, wait_until
 from tests.test_start import stops_in_one_line
 
 
@@ -44,6 +48,8 @@ def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
     ("option", "words"),
     [
         ("--preload", "--preload is not possible, leave it out"),
+        ("--certfile=c", "--certfile and --keyfile are not possible, leave them out: a proxy"),
+        ("--keyfile=k", "--certfile and --keyfile are not possible, leave them out: a proxy"),
         ("--worker-class=asgi", "--worker-class asgi is not possible, leave it out"),
         ("--worker-class=gevent_pywsgi", "--worker-class gevent_pywsgi is not possible"),
     ],
@@ -100,6 +106,24 @@ def test_a_locked_file_does_not_stop_the_start(serve, database):
         assert server.request("GET", "/healthz")[0] == 503
         wait_until(lambda: "is locked" in server.err)
     assert server.post({"id": 8, "name": "n"})[0] == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_process_of_a_container_can_be_stopped_while_it_starts(serve, number):
+    """For such a process, the system ignores signals that it has no handler for."""
+    with socket.create_server(("127.0.0.1", 0)) as database:  # accepts, and never answers
+        database.settimeout(PATIENCE)
+        host = f"127.0.0.1:{database.getsockname()[1]}"
+        server = serve(
+            command=["unshare", "--pid", "--fork", "--kill-child", *HERE],
+            DATABASE_URL=f"postgresql://{host}/plants?connect_timeout=600",
+        )
+        with database.accept()[0]:
+            unshare = server.process.pid
+            (first,) = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
+            os.kill(int(first), number)
+            assert server.wait() == 128 + number
+    assert "not available at the start" not in server.err
 
 
 def test_the_settings_that_the_service_depends_on(serve):

@@ -1,5 +1,6 @@
 """Classes for gunicorn's --worker-class and --logger-class: with other limits, or with faults."""
 
+import time
 from typing import Any, NoReturn
 
 from worker import AccessLogger, Worker
@@ -18,6 +19,7 @@ class Patient(Worker):
 
     request_limit = 600.0
     linger_limit = 600.0
+    exit_delay = 600.0
 
 
 class Hasty(Worker):
@@ -30,6 +32,14 @@ class Late(Worker):
     """Goes on for long after SIGTERM, as where the master is the last to get it."""
 
     exit_delay = 4.0
+
+
+class Starting(Worker):
+    """Does not come to its end of starting."""
+
+    def init_process(self) -> None:
+        """Wait."""
+        time.sleep(600)
 
 
 def fail(*_: object, **__: object) -> NoReturn:
