@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.readme import README, block
 from tests.support.server import PATIENCE, ROOT, Server, free_port, wait_until
@@ -25,6 +26,10 @@ ENTER = """
     mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm"
     chroot --userspec=somebody "$0" env -i "$@"
     exit $?  # else chroot would take the place of this shell, which waits for orphans
+"""
+PIP = """
+    .venv/bin/pip check >&2 && .venv/bin/pip freeze &&
+    .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 """
 
 
@@ -95,3 +100,17 @@ def test_the_tests_for_newcomers_need_nothing_more(machine: Path) -> None:
     done = subprocess.run(on(machine, command), stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stdout
     assert re.search(r"\d+ passed in ", done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_the_environment_has_what_is_pinned_and_no_more(machine: Path) -> None:
+    """Also what the packages bring: the same commit is the same program next month."""
+    pip = f"python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {PIP}"
+    *installed, python = subprocess.check_output(on(machine, pip), text=True).splitlines()
+    pins = re.findall(r"(?m)^[^#\n]+?(?=\s+#|$)", (ROOT / "requirements.txt").read_text())
+    environment = {"python_version": python}
+    wanted = [
+        pin for pin in map(Requirement, pins) if not pin.marker or pin.marker.evaluate(environment)
+    ]
+    assert {line.lower() for line in installed} == {
+        f"{each.name}{each.specifier}".lower() for each in wanted
+    }
