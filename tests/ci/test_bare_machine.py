@@ -27,10 +27,7 @@ ENTER = """
     chroot --userspec=somebody "$0" env -i "$@"
     exit $?  # else chroot would take the place of this shell, which waits for orphans
 """
-PIP = """
-    .venv/bin/pip check >&2 && .venv/bin/pip freeze &&
-    .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'
-"""
+VERSION = """python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'"""
 
 
 def make_system() -> Path:
@@ -49,6 +46,17 @@ def make_system() -> Path:
         os.rename(f"{archive}.new", archive)
         subprocess.run(["rm", "-rf", new], check=True)
     return archive
+
+
+def pinned(requirements: str, python: str) -> set[str]:
+    """The lines that concern a version of Python, as pip freeze prints them, in lower case."""
+    lines = re.findall(r"(?m)^[^#\n]+?(?=\s+#|$)", requirements)
+    pins = [
+        pin
+        for pin in map(Requirement, lines)
+        if not pin.marker or pin.marker.evaluate({"python_version": python})
+    ]
+    return {f"{pin.name}{pin.specifier}".lower() for pin in pins}
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +112,9 @@ def test_the_tests_for_newcomers_need_nothing_more(machine: Path) -> None:
 
 def test_the_environment_has_what_is_pinned_and_no_more(machine: Path) -> None:
     """Also what the packages bring: the same commit is the same program next month."""
-    pip = f"python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {PIP}"
-    *installed, python = subprocess.check_output(on(machine, pip), text=True).splitlines()
-    pins = re.findall(r"(?m)^[^#\n]+?(?=\s+#|$)", (ROOT / "requirements.txt").read_text())
-    environment = {"python_version": python}
-    wanted = [
-        pin for pin in map(Requirement, pins) if not pin.marker or pin.marker.evaluate(environment)
-    ]
-    assert {line.lower() for line in installed} == {
-        f"{each.name}{each.specifier}".lower() for each in wanted
-    }
+    install = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt"
+    show = f".venv/bin/pip check >&2 && .venv/bin/pip freeze && {VERSION}"
+    printed = subprocess.check_output(on(machine, f"{install} && {show}"), text=True)
+    *installed, python = printed.splitlines()
+    pins = pinned((ROOT / "requirements.txt").read_text(), python)
+    assert {line.lower() for line in installed} == pins
