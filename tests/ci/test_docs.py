@@ -309,12 +309,9 @@ def test_metrics_are_sent_to_statsd(serve: Callable[..., Server], folder: Path) 
     assert shape(wait_until(lambda: server.out)) == shape(block("", "127.0.0.1"))
 
 
-@pytest.fixture
-def replica_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where Litestream copies to: a folder, or a bucket in an S3."""
-    if request.param == "a folder":
-        yield f"file://{tmp_path}/copy"
-        return
+@contextlib.contextmanager
+def running_s3() -> Iterator[str]:
+    """An S3; the URL of a folder in it, as docs/deploy.md shows one."""
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     address = "http://{}:{}".format(*server.get_host_and_port())
@@ -322,6 +319,13 @@ def replica_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
     (example,) = re.findall(r"`(s3://\S+\?\S+)`", PAGES[ROOT / "docs/deploy.md"])
     yield example.replace("BUCKET", "bucket").replace("https://HOST", address)
     server.stop()
+
+
+@pytest.fixture
+def replica_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where Litestream copies to."""
+    with running_s3() as url:
+        yield url if request.param == "S3" else f"file://{tmp_path}/copy"
 
 
 @pytest.mark.parametrize("replica_url", ["a folder", "S3"], indirect=True)
