@@ -53,9 +53,12 @@ class Buildah:
 
 
 @pytest.fixture(scope="module")
-def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+def buildah(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Buildah]:
     """It has the image `plants`, made by the command of docs/deploy.md, and its base."""
     folder = tmp_path_factory.mktemp("buildah")
+    request.addfinalizer(lambda: shutil.rmtree(folder))
     unpack(make_system_with(PYTHON), folder / "base")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUILDAH_ISOLATION", "chroot")
@@ -69,9 +72,6 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
         options = ["--pull=never", "--format=docker", "--network=host"]
         buildah(*build[:1], *options, *build[1:-1], ROOT)
         yield buildah
-        buildah("rm", "--all")
-        buildah("rmi", "--all", "--force")
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
