@@ -48,10 +48,21 @@ def rows(database: Path) -> Rows:
         return connection.execute("SELECT id, name, tag FROM plants").fetchall()
 
 
+def make_inconsistent(database: Path) -> None:
+    """Make a file of plants that can be copied, but in which a name is missing."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.executescript(
+            "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT); INSERT INTO plants (id)"
+            "VALUES (7); PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = 'CREATE TABLE "
+            "plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL)'"
+        )
+
+
 def test_the_newest_backups_are_kept(storage: Storage, database: Path, folder: Path) -> None:
     """As many as the third argument says; each is the owner's alone; success is silent."""
     for year in (2024, 2025, 2026):
         (folder / f"plants-{year}-01-01T00-00-00.db").touch()
+    (folder / "new.db").touch()  # of one that was killed
     storage.add(Plant(7, "Monstera", None))
     done = run("backup", database, folder, 2)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -68,6 +79,7 @@ def test_a_backup_that_fails_says_so_in_a_line(
     storage.add(Plant(7, "Monstera", None))
     (folder / "plants-2026-01-01T00-00-00.db").touch()
     (tmp_path / "other.db").write_text("no database")
+    make_inconsistent(tmp_path / "damaged.db")
     before = contents(folder)
 
     def refused(*arguments: object) -> str:
@@ -79,6 +91,7 @@ def test_a_backup_that_fails_says_so_in_a_line(
     assert "No such file" in refused(tmp_path / "nothing.db", folder)
     assert not (tmp_path / "nothing.db").exists()
     assert "not a database" in refused(tmp_path / "other.db", folder)
+    assert "NULL value in plants.name" in refused(tmp_path / "damaged.db", folder)
     assert "can't cd" in refused(database, tmp_path / "nowhere")
     assert "to keep 0 is to keep none" in refused(database, folder, 0)
     assert "to keep all is to keep none" in refused(database, folder, "all")
@@ -101,6 +114,16 @@ def killed(serve: Callable[..., Server], database: Path, folder: Path) -> Path:
     os.chown(database, NOBODY, NOBODY)
     database.chmod(0o640)
     return database
+
+
+def test_a_backup_leaves_the_files_as_they_are(killed: Path, tmp_path: Path) -> None:
+    """Also those of a service that was killed: whoever opens them to write ends the -wal."""
+    before = contents(killed.parent)
+    (tmp_path / "new").mkdir()
+    assert run("backup", killed, tmp_path / "new").returncode == 0
+    assert before.items() <= contents(killed.parent).items()
+    (backup,) = (tmp_path / "new").iterdir()
+    assert [number for number, _, _ in rows(backup)] == [7, 8]
 
 
 def test_a_restored_file_is_the_services_own(
@@ -137,9 +160,10 @@ def test_without_a_sound_backup_nothing_is_changed(killed: Path, folder: Path) -
         connection.execute("CREATE TABLE animals (id INTEGER)")
     data = backup.read_bytes()
     (folder / "damaged.db").write_bytes(data[:4096] + b"\1" * (len(data) - 4096))
+    make_inconsistent(folder / "inconsistent.db")
     before = contents(killed.parent)
-    names = ("no.db", "other.db", "empty.db", "others.db", "damaged.db")
-    for choice in ("", folder, *(folder / name for name in names)):
+    names = ("no", "other", "empty", "others", "damaged", "inconsistent")
+    for choice in ("", folder, *(folder / f"{name}.db" for name in names)):
         done = run("restore", choice, killed)
         assert (done.returncode != 0, done.stdout) == (True, "")
         assert done.stderr.endswith("restore: failed, and nothing was changed\n")
