@@ -20,8 +20,9 @@ from urllib.parse import quote
 
 import gevent
 from gevent import monkey
-from gunicorn import glogging, util
+from gunicorn import util
 from gunicorn.http import errors
+from gunicorn.instrument.statsd import Statsd
 from gunicorn.workers.ggevent import GeventWorker
 
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
@@ -212,7 +213,7 @@ def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
         yield chunk
 
 
-class AccessLogger(glogging.Logger):
+class AccessLogger(Statsd):
     """gunicorn's logger with an access log that no request can forge and that has no secrets."""
 
     def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:
@@ -224,6 +225,10 @@ class AccessLogger(glogging.Logger):
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Write a line, but not for a /healthz that succeeds: platforms ask every few seconds."""
         path, status = environ["PATH_INFO"], str(resp.status)[:3]
+        if self.sock:  # there is a --statsd-host; its metrics are gunicorn's
+            self.timer("gunicorn.request.duration", request_time / timedelta(milliseconds=1))
+            for metric in ("gunicorn.requests", f"gunicorn.request.status.{status}"):
+                self.increment(metric, 1)
         if not self.access_log_enabled or (path == "/healthz" and status == "200"):
             return
         request = f"{environ['REQUEST_METHOD']} {quote(path)}"[:2000].rstrip()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.readme import README, block
 from tests.support.server import PATIENCE, ROOT, Server, free_port, wait_until
@@ -26,6 +27,7 @@ ENTER = """
     chroot --userspec=somebody "$0" env -i "$@"
     exit $?  # else chroot would take the place of this shell, which waits for orphans
 """
+VERSION = """python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'"""
 
 
 def make_system() -> Path:
@@ -44,6 +46,17 @@ def make_system() -> Path:
         os.rename(f"{archive}.new", archive)
         subprocess.run(["rm", "-rf", new], check=True)
     return archive
+
+
+def pinned(requirements: str, python: str) -> set[str]:
+    """The lines that concern a version of Python, as pip freeze prints them, in lower case."""
+    lines = re.findall(r"(?m)^[^#\n]+?(?=\s+#|$)", requirements)
+    pins = [
+        pin
+        for pin in map(Requirement, lines)
+        if not pin.marker or pin.marker.evaluate({"python_version": python})
+    ]
+    return {f"{pin.name}{pin.specifier}".lower() for pin in pins}
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +108,13 @@ def test_the_tests_for_newcomers_need_nothing_more(machine: Path) -> None:
     done = subprocess.run(on(machine, command), stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stdout
     assert re.search(r"\d+ passed in ", done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_the_environment_has_what_is_pinned_and_no_more(machine: Path) -> None:
+    """Also what the packages bring: the same commit is the same program next month."""
+    install = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt"
+    show = f".venv/bin/pip check >&2 && .venv/bin/pip freeze && {VERSION}"
+    printed = subprocess.check_output(on(machine, f"{install} && {show}"), text=True)
+    *installed, python = printed.splitlines()
+    pins = pinned((ROOT / "requirements.txt").read_text(), python)
+    assert {line.lower() for line in installed} == pins

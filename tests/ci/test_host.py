@@ -1,0 +1,298 @@
+"""A Linux host as docs/deploy.md makes it: a booted Debian, on which the page's lines are typed.
+
+The machine is a container of systemd-nspawn, with a network of its own. It takes root.
+"""
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ci.test_bare_machine import IGNORED
+from tests.ci.test_docs import DOWNLOAD_PATIENCE, names_in, running_s3
+from tests.support.debian import ENVIRONMENT, make_system_with, unpack
+from tests.support.readme import block
+from tests.support.server import HEADERS, PATIENCE, ROOT, TOKEN, Writers, wait_until
+
+INSTALL = block("sh", "apt-get install caddy")
+BACKUP = block("sh", "cp /srv/plants/deploy/plants-backup")
+RESTORE = block("sh", "systemctl stop plants")
+DUMP = block("sh", "(set -a;")
+CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
+SYSTEM = f"""
+    echo 'APT::Get::Assume-Yes "true";' >/etc/apt/apt.conf.d/90yes
+    apt-get install -qq systemd-sysv dbus
+    {INSTALL.splitlines()[0]}
+    echo '127.0.0.1 localhost' >/etc/hosts
+"""
+
+
+class Machine:
+    """A booted Debian."""
+
+    def __init__(self, root: Path, leader: int) -> None:
+        """Its files are in `root`; `leader` is its first process."""
+        self.root, self.leader = root, leader
+        self.settings = ""  # those of the installation
+
+    def run(self, commands: str, fails: bool = False) -> str:
+        """Run what the page has for a shell of root's; return what that prints.
+
+        Its network is that of the calling thread: other hosts can be reached from outside of
+        network(), and the service from inside.
+        """
+        namespaces = ["--mount", "--uts", "--ipc", "--pid"]
+        command = ["nsenter", f"--target={self.leader}", *namespaces, "bash", "-ec", commands]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DOWNLOAD_PATIENCE, env=ENVIRONMENT
+        )
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Take the calling thread, and those that it starts, into the machine's network."""
+        with open("/proc/thread-self/ns/net") as own, open(f"/proc/{self.leader}/ns/net") as new:
+            assert LIBC.setns(new.fileno(), CLONE_NEWNET) == 0
+            try:
+                yield
+            finally:
+                assert LIBC.setns(own.fileno(), CLONE_NEWNET) == 0
+
+    def post(self, number: int, name: str, token: str = TOKEN) -> int:
+        """Send a plant to the service; return the status."""
+        headers = {**HEADERS, "Authorization": f"Bearer {token}"}
+        client = http.client.HTTPConnection("127.0.0.1", 8000, timeout=PATIENCE)
+        with self.network(), contextlib.closing(client):
+            client.request("POST", "/plants", json.dumps({"id": number, "name": name}), headers)
+            return client.getresponse().status
+
+    def stored(self) -> set[tuple[int, str]]:
+        """Ids and names of the plants, as the page's line with `dump` shows them."""
+        self.run(DUMP)
+        lines = (self.root / "plants.jsonl").read_text().splitlines()
+        return {(plant["id"], plant["name"]) for plant in map(json.loads, lines)}
+
+    def backups(self) -> list[str]:
+        """The names of the backups, the newest last."""
+        return sorted(file.name for file in self.root.glob("var/lib/plants-backups/*"))
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine on which the service was installed as the page says, from a git repository."""
+    folder = tmp_path_factory.mktemp("host")
+    root = folder / "root"
+    unpack(make_system_with(SYSTEM), root)
+    make_repository(root / "srv/upstream")
+    # Where pytest or `unshare` ends, all that was begun in its namespace ends.
+    enter = ["setpriv", "--pdeathsig=KILL", "unshare", "--pid", "--fork", "--kill-child"]
+    nspawn = ["--mount-proc", "systemd-nspawn", "--quiet", "--boot", f"--directory={root}"]
+    options = ["--register=no", "--keep-unit", "--private-network", "--link-journal=no"]
+    with (folder / "console").open("w") as console:
+        process = subprocess.Popen(
+            [*enter, *nspawn, *options, f"--machine=plants-{os.getpid()}"],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        leader = wait_until(lambda: booted(process))
+        machine = Machine(root, leader)
+        machine.run("systemctl is-system-running --wait || true")
+        machine.run(INSTALL.replace("ADDRESS", "/srv/upstream"))
+        machine.settings = (root / "etc/plants.env").read_text()
+        with machine.network():
+            healthz = machine.run(block("sh", "systemctl enable --now plants"))
+        assert '{"status": "ok"}' in healthz
+        yield machine
+    finally:
+        process.kill()
+        process.wait()
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def booted(process: subprocess.Popen[bytes]) -> int | None:
+    """The first process of a machine, below unshare and nspawn, if it takes commands."""
+    assert process.poll() is None
+    pid = process.pid
+    for _ in range(2):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if not children:
+            return None
+        pid = int(children[0])
+    look = ["nsenter", f"--target={pid}", "--mount", "test", "-S", "/run/systemd/private"]
+    is_systemd = Path(f"/proc/{pid}/comm").read_text() == "systemd\n"
+    return pid if is_systemd and subprocess.call(look) == 0 else None
+
+
+def make_repository(folder: Path) -> None:
+    """Make a repository with the commit before this one, if that is known, and the files of now."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    git = ["git", "-c", "safe.directory=*", *identity]
+    subprocess.run([*git, "init", "--quiet", "--initial-branch=main", folder], check=True)
+    archive = [*git, "-C", ROOT, "archive", "HEAD~"]
+    before = subprocess.run(archive, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    subprocess.run(["tar", "-x", "-C", folder], input=before.stdout, stderr=subprocess.DEVNULL)
+    if not (folder / "deploy/backup").exists():
+        shutil.copytree(ROOT, folder, ignore=IGNORED, dirs_exist_ok=True)
+    for message in ("before", "now"):
+        subprocess.run([*git, "-C", folder, "add", "--all"], check=True)
+        commit = ["commit", "--quiet", "--allow-empty", f"--message={message}"]
+        subprocess.run([*git, "-C", folder, *commit], check=True)
+        if message == "before":
+            subprocess.run([*git, "-C", folder, "rm", "-r", "--quiet", "."], check=True)
+            shutil.copytree(ROOT, folder, ignore=IGNORED, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def host(machine: Machine) -> Machine:
+    """The machine with the service as after its first start, and one more token: the tests'."""
+    machine.run(
+        "systemctl stop 'plants*'\n"
+        "rm -rf /var/lib/plants /var/lib/plants-backups /etc/systemd/system/plants*.d\n"
+        "git -C /srv/plants reset --quiet --hard origin/main && systemctl daemon-reload"
+    )
+    (machine.root / "etc/plants.env").write_text(f"{machine.settings.strip()},{TOKEN}\n")
+    machine.run("systemctl start plants")
+    return machine
+
+
+class Visitors(Writers):
+    """Clients with a connection for each plant: none is closed while it is between two of them."""
+
+    def afterwards(self, client: http.client.HTTPConnection, number: int) -> None:
+        client.close()
+
+
+def test_the_service_runs_as_the_page_says(host: Machine) -> None:
+    """As a user of its own, also after a boot. Only root reads the tokens. The log is there."""
+    assert host.post(7, "Monstera") == 200
+    (generated,) = re.findall("(?m)^PLANTS_TOKENS=(.+)$", host.settings)
+    assert host.post(7, "Monstera", generated) == 200
+    assert host.stored() == {(7, "Monstera")}
+    assert host.run("systemctl is-enabled plants") == "enabled\n"
+    assert host.run("stat -c %A%U /etc/plants.env") == "-rw-------root\n"
+    assert host.run("stat -c %A%U /var/lib/plants") == "drwxr-x---plants\n"
+    assert host.run("stat -c %U /proc/$(systemctl show -P MainPID plants)") == "plants\n"
+    assert '"POST /plants" 200 ' in host.run("journalctl --unit plants")
+
+
+def test_reload_and_restart_lose_nothing(host: Machine) -> None:
+    """Whoever had a connection has an answer; at a restart, some have to try again."""
+    with host.network(), Visitors(8000) as clients:
+        assert clients.goes_on()
+        host.run("systemctl reload plants")
+        wait_until(lambda: host.run("journalctl --unit plants").count("Booting worker") >= 4)
+        assert clients.goes_on()
+        assert not clients.failures
+        host.run("systemctl restart plants")
+        assert clients.goes_on()
+    assert set(clients.answers) == {200}
+    assert set(clients.failures) <= {ConnectionRefusedError, ConnectionResetError, BrokenPipeError}
+    assert host.stored() >= clients.acknowledged.items()
+
+
+def test_a_token_is_replaced(host: Machine) -> None:
+    """In two steps, between which both tokens are accepted."""
+    settings, new = host.root / "etc/plants.env", "new-token-0123456789"
+    text = settings.read_text()
+    for tokens, status in ((f"{new},{TOKEN}", 200), (new, 401)):
+        settings.write_text(re.sub("(?m)^PLANTS_TOKENS=.*", f"PLANTS_TOKENS={tokens}", text))
+        host.run("systemctl restart plants")
+        assert (host.post(7, "Monstera", new), host.post(7, "Monstera", TOKEN)) == (200, status)
+
+
+def test_a_killed_master_is_started_again(host: Machine) -> None:
+    """kill -9 under load: the unit starts another, and nothing is lost."""
+    with host.network(), Writers(8000) as clients:
+        assert clients.goes_on()
+        host.run("kill -9 $(systemctl show -P MainPID plants)")
+        assert clients.goes_on()
+    assert host.stored() >= clients.acknowledged.items()
+
+
+def test_backups_are_made_by_timer_and_by_cron(host: Machine) -> None:
+    """The page's first is made at once, others when their time comes, by a user who may."""
+    assert host.post(7, "Monstera") == 200
+    host.run(BACKUP)
+    assert len(host.backups()) == 1
+    often = "[Timer]\nOnCalendar=*:*:*\nAccuracySec=1s\n"
+    (host.root / "etc/systemd/system/plants-backup.timer.d").mkdir()
+    (host.root / "etc/systemd/system/plants-backup.timer.d/often.conf").write_text(often)
+    host.run("systemctl daemon-reload && systemctl restart plants-backup.timer")
+    wait_until(lambda: len(host.backups()) > 1)
+    host.run("systemctl stop plants-backup.timer plants-backup; rm /var/lib/plants-backups/*")
+    *_, user, command = block("", "0 3 * * *").strip().split(maxsplit=6)
+    assert "%" not in command  # it would end there
+    host.run(f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c '{command}'")
+    (backup,) = host.backups()
+    file = host.root / "var/lib/plants-backups" / backup
+    assert names_in(file) == {(7, "Monstera")} and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_backup_is_restored_by_the_pages_lines(host: Machine) -> None:
+    """The service goes on from there. Without a backup it stays stopped, and the plants stay."""
+    stat = "stat -c %A%U%G /var/lib/plants/plants.db"
+    assert host.post(7, "Monstera") == 200
+    before = host.run(stat)
+    assert "No such file" in host.run(RESTORE, fails=True)
+    assert host.run("systemctl is-active plants", fails=True) == "inactive\n"
+    host.run("systemctl start plants")
+    host.run(BACKUP)
+    assert host.post(8, "Fern") == 200
+    assert "restored: 1 plants from /var/lib/plants-backups/" in host.run(RESTORE)
+    assert host.stored() == {(7, "Monstera")} and host.run(stat) == before
+    assert (host.post(7, "another"), host.post(8, "another")) == (409, 200)
+
+
+def test_an_upgrade_keeps_the_plants(host: Machine) -> None:
+    """From the commit before this one, with its packages, by the page's lines."""
+    install = "/srv/plants/.venv/bin/pip install --quiet -r /srv/plants/requirements.txt"
+    host.run(f"cd /srv/plants && git reset --hard HEAD~ && {install} && systemctl restart plants")
+    host.run(BACKUP)
+    with host.network(), Writers(8000) as clients:
+        assert clients.goes_on()
+    host.run(block("sh", "systemctl start plants-backup\n"))
+    assert host.run("git -C /srv/plants log -1 --format=%s") == "now\n"
+    assert host.stored() == set(clients.acknowledged.items())
+    assert (host.post(0, clients.acknowledged[0]), host.post(0, "another")) == (200, 409)
+
+
+def test_litestream_under_systemd(host: Machine) -> None:
+    """It restores a lost file from S3, is started again if it is killed, and takes no SIGHUP."""
+    keys = "LITESTREAM_ACCESS_KEY_ID=key\nLITESTREAM_SECRET_ACCESS_KEY=secret\n"
+    commands = block("sh", "/srv/plants/.venv/bin/pip install litestream").splitlines()
+    host.run(commands.pop(0))  # outside of its network
+    with host.network(), running_s3() as url:
+        with (host.root / "etc/plants.env").open("a") as settings:
+            settings.write(f"REPLICA_URL='{url}'\n{keys}")
+        host.run("\n".join(commands))
+        with Writers(8000) as clients:
+            assert clients.goes_on()
+            host.run("systemctl reload plants", fails=True)
+            assert clients.goes_on()
+            host.run("systemctl kill --signal=KILL plants")
+            assert clients.goes_on()
+        host.run("systemctl stop plants && rm -r /var/lib/plants && systemctl start plants")
+        assert host.post(0, "another") == 409
+    assert host.stored() == set(clients.acknowledged.items())
+
+
+def test_other_hosts_reach_it_through_caddy(host: Machine) -> None:
+    """Encrypted, by a host name; a name that ends so gets a certificate of Caddy's own."""
+    commands = block("sh", "sed s/plants.example.org")
+    host.run(commands.replace("HOST.EXAMPLE.ORG", "plants.localhost"))
+    plant = f"""-H 'Authorization: Bearer {TOKEN}' --json '{{"id": 7, "name": "Monstera"}}'"""
+    curl = f"curl --silent --insecure {plant} https://plants.localhost/plants"
+    with host.network():
+        wait_until(lambda: host.run(f"{curl} || true") == '{"name": "Monstera"}\n')
