@@ -58,6 +58,8 @@ class Connection:
 
     def recv(self, size: int) -> bytes:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
+        if self.is_idle:  # recv() would not wait for what is there, nor let others come first
+            gevent.socket.wait_read(self._sock.fileno())
         data: bytes = self._sock.recv(size)
         self.begin_request()
         return data
@@ -96,7 +98,7 @@ class Worker(GeventWorker):
 
     request_limit = 20.0  # seconds for a request to arrive
     linger_limit = 3.0  # seconds for a client that is still sending to read its answer
-    chunk_limit = 2**13  # chunks of a body: each costs time
+    chunk_limit = 2**9  # chunks of a body: each costs time
     exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
     timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() has all deadlines
 
