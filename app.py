@@ -25,7 +25,7 @@ log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error 
 Environ: TypeAlias = dict[str, Any]
 WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
-BODY_LIMIT = 2**20  # bytes
+BODY_LIMIT = 2**16  # bytes; a worker that parses a body serves nobody else meanwhile
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
 ORIGIN = re.compile(  # serialized: in lower case, without the default port
