@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import logging
+import mimetypes
 import os
 import random
 import re
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request, static_file
+from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request
 
 from schemas import InvalidPlant, openapi, parse_new_plant
 from storage import DEFAULT_URL, WAIT_LIMIT, Conflict, StartRefused, Storage, Unavailable
@@ -106,8 +107,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
     app.route("/openapi.json", callback=lambda: document, **public)
     for path, name in [("/", "index.html"), *((f"/{name}", name) for name in PAGE)]:
-        page = partial(static_file, name, STATIC, charset="utf-8", headers=PAGE_HEADERS)
-        app.route(path, callback=page, **public)
+        app.route(path, callback=partial(send_page, name), **public)
     for path in CORS_PATHS if origins else ():  # browsers ask before they send a token
         preflight = partial(HTTPResponse, status=204, headers=PREFLIGHT)
         app.route(path, "OPTIONS", preflight, skip=[BearerPlugin.name])
@@ -139,6 +139,17 @@ def check_health(storage: Storage) -> bytes:
     except Unavailable as error:
         raise unavailable(error) from None
     return to_json({"status": "ok"})
+
+
+def send_page(name: str) -> HTTPResponse:
+    """GET / and its files: answer one, or 304 to a client that has it (RFC 9110 section 13.1.2)."""
+    body = (STATIC / name).read_bytes()
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    known = request.environ.get("HTTP_IF_NONE_MATCH", "")
+    is_known = known == "*" or etag in re.findall('"[^"]*"', known)  # a proxy may add W/
+    media_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
+    headers = {**PAGE_HEADERS, "Content-Type": media_type, "ETag": etag}
+    return HTTPResponse(status=304, **headers) if is_known else HTTPResponse(body, **headers)
 
 
 class BearerPlugin:

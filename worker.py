@@ -128,6 +128,10 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
         """Answer a request, then let other connections go on."""
         sock.begin_request()
+        req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
+        options = ",".join(value for name, value in req.headers if name == "CONNECTION")
+        if "close" in map(str.strip, options.lower().split(",")):  # gunicorn sees it only alone
+            req.force_close()
         if chunks := getattr(req.body.reader, "parser", None):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)

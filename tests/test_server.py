@@ -219,6 +219,48 @@ def test_http_1_0_is_understood(server):
     assert [status for status, _ in answers(server.send(stays + request))] == [200, 200]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Connection: close",
+        b"connection:CLOSE",
+        b"Connection: keep-alive, close",
+        b"Connection: close, keep-alive",
+        b"Connection: TE ,\tClose",
+        b"Connection: keep-alive\r\nConnection: close",
+        b"Connection: close\r\nTE: trailers\r\nConnection: TE",
+    ],
+)
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+def test_close_among_the_options_of_a_connection_closes_it(server, lines, version):
+    """After the answer, which says so; what is behind it is not served (RFC 9112 section 9.6)."""
+    first = post({"id": 104, "name": "first"}, lines).replace(b"HTTP/1.1", version)
+    data = server.send(first + post({"id": 105, "name": "behind"}))
+    assert answers(data) == [(200, {"name": "first"})]
+    assert b"\r\nConnection: close\r\n" in data
+    assert server.stored(105) is None
+
+
+def test_an_option_like_close_closes_nothing(server):
+    """Only the whole word is one."""
+    lines = b"Connection: closed, x-close", b'Connection: "close"', b"X-Connection: close"
+    data = server.send(post(MONSTERA, *lines) + post(MONSTERA, b"Connection: close"))
+    assert [status for status, _ in answers(data)] == [200, 200]
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.2", b"HTTP/1.9"])
+def test_a_higher_version_of_http_is_answered_as_1_1(server, version):
+    """Also to what is asked of Host and of chunks (RFC 9110 section 2.5)."""
+    head = HEAD.replace(b"HTTP/1.1", version) + b"Transfer-Encoding: chunked\r\n\r\n"
+    body = chunked(json.dumps(MONSTERA).encode(), b"")
+    data = server.send(head + body + post(MONSTERA, b"Connection: close"))
+    assert [status for status, _ in answers(data)] == [200, 200]
+    assert data.count(b"HTTP/1.1 200 OK\r\n") == 2
+    data = server.send(b"GET /healthz %b\r\nConnection: close\r\n\r\n" % version)
+    assert "Host must be" in refused(data, 400)
+    assert data.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
 def test_a_large_body_of_many_names_is_refused_quickly(server):
     """The time to find a name that is given twice grows with the body, not with its square."""
     names = ", ".join(f'"{number}": 0' for number in range(6000))
