@@ -34,10 +34,12 @@ def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
     counts = Counter({"new": 0, "there already": 0, "conflicting": 0, "invalid": 0})
     batch: dict[int, Plant] = {}  # by the number of the line
     for number, line in enumerate(cut_lines(lines), 1):
+        if not line.strip():
+            continue
         try:
             if len(line) == LINE_LIMIT:
                 raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
-            batch[number] = parse_new_plant(line)
+            batch[number] = parse_new_plant(line.rstrip())
         except InvalidPlant as error:
             load_batch(storage, batch, counts)  # so that lines are named in their order
             print(f"line {number}: {error}", file=sys.stderr)
@@ -86,10 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             storage.check_start()
             counts = load(storage, sys.stdin.buffer)
             print(", ".join(f"{count} {name}" for name, count in counts.items()), flush=True)
-    except BrokenPipeError:  # dump | head: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except (OSError, Unavailable) as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python would try the rest again
+        if isinstance(error, BrokenPipeError) and options.command == "dump":
+            return 0  # dump | head: nobody reads on
         print(error, file=sys.stderr)
         return 1
     return 1 if counts["conflicting"] or counts["invalid"] else 0

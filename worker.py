@@ -215,6 +215,12 @@ class AccessLogger(glogging.Logger):
             named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
             super().debug(msg, *named, **kwargs)
 
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Log an error; where another program listens, with what to do."""
+        if msg.startswith("Connection in use"):
+            msg += "; to listen elsewhere: gunicorn --bind 127.0.0.1:8001"
+        super().error(msg, *args, **kwargs)
+
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Write a line, but not for a /healthz that succeeds: platforms ask every few seconds."""
         path, status = environ["PATH_INFO"], str(resp.status)[:3]

@@ -185,7 +185,8 @@ def _parse_json(body: bytes) -> Any:
         elif text.startswith("\ufeff"):
             reason = "starts with a byte order mark, which JSON has no place for"
         else:
-            reason = f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            line = f"line {error.lineno}, " if error.lineno > 1 else ""
+            reason = f"is not JSON: {error.msg} at {line}column {error.colno}"
         raise InvalidPlant(f"the plant {reason}") from None
     except ValueError:  # Python reads no longer integers, as that takes quadratic time
         raise InvalidPlant(f"the plant has a number of more than {MAX_DIGITS} digits") from None

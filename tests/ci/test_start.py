@@ -2,13 +2,14 @@
 
 import contextlib
 import re
+import shlex
 import sqlite3
 
 import pytest
 
 from storage import SQLiteEngine
 from tests.support.locks import locked
-from tests.support.server import TOKEN, wait_until
+from tests.support.server import HERE, TOKEN, wait_until
 from tests.test_start import stops_in_one_line
 
 
@@ -100,6 +101,17 @@ def test_a_locked_file_does_not_stop_the_start(serve, database):
         assert server.request("GET", "/healthz")[0] == 503
         wait_until(lambda: "is locked" in server.err)
     assert server.post({"id": 8, "name": "n"})[0] == 200
+
+
+def test_a_port_in_use_is_told_with_what_to_type(serve):
+    """gunicorn tries for some seconds, in which the other program may end."""
+    first = serve()
+    server = serve(command=[*HERE[:-1], f"127.0.0.1:{first.port}"])
+    assert server.wait() == 1
+    line = rf"Connection in use: \('127.0.0.1', {first.port}\); to listen elsewhere: (.*)\n"
+    options = shlex.split(re.search(line, server.err)[1])
+    assert options[:-1] == ["gunicorn", "--bind"] and re.fullmatch(r"127\.0\.0\.1:\d+", options[-1])
+    assert server.err.count("Booting worker") == 0
 
 
 def test_the_settings_that_the_service_depends_on(serve):
