@@ -187,9 +187,11 @@ def require_json(environ: Environ) -> None:
     content_type = environ.get("CONTENT_TYPE", "")
     if not JSON_TYPE.match(content_type):
         sent = f"not {content_type}" if content_type else "and there was none"
-        raise HTTPError(415, f"Content-Type must be application/json, {sent}")
+        message = f"Content-Type must be application/json, {sent}"
+        raise HTTPError(415, message, Accept="application/json")
     if (coding := environ.get("HTTP_CONTENT_ENCODING")) and coding.lower() != "identity":
-        raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
+        message = f"Content-Encoding must be identity or left out, not {coding}"
+        raise HTTPError(415, message, Accept_Encoding="identity")
     if (coding := environ.get("HTTP_TRANSFER_ENCODING")) and coding.lower() != "chunked":
         raise HTTPError(415, f"Transfer-Encoding must be chunked or left out, not {coding}")
 
@@ -228,7 +230,8 @@ def answer_error(error: HTTPError) -> bytes:
         message = f"there is nothing at {request.path}; plants are created with POST /plants"
     elif error.status_code == 405:
         error.headers["Allow"] = error.headers["Allow"].replace(",", ", ")
-        message = f"{request.method} is not possible here, only {error.headers['Allow']}"
+        method = request.method.replace("HEAD", "GET")  # whose Content-Length it has to have
+        message = f"{method} is not possible here, only {error.headers['Allow']}"
     elif error.exception:  # Bottle has caught, and logged, what should not have happened
         log.error("request %s got a 500: see above", request.environ["plants.request_id"])
         message = "the service failed; it is safe to send the same plant again"

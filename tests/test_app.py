@@ -326,6 +326,7 @@ def test_another_content_type_is_a_415(client, stored, content_type):
     """The message says what to send and what was sent."""
     answer = post(client, json.dumps(MONSTERA), Content_Type=content_type)
     refused(answer, 415, "Content-Type must be application/json", content_type)
+    assert answer.headers["Accept"] == "application/json"  # RFC 9110 section 15.5.16
     assert stored() == []
 
 
@@ -358,7 +359,9 @@ def test_json_by_any_spelling_is_taken(client, content_type):
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
 def test_a_content_encoding_is_a_415(client, stored, coding):
     """A compressed body is not unpacked."""
-    refused(post(client, json.dumps(MONSTERA), Content_Encoding=coding), 415, coding, "identity")
+    answer = post(client, json.dumps(MONSTERA), Content_Encoding=coding)
+    refused(answer, 415, coding, "identity")
+    assert answer.headers["Accept-Encoding"] == "identity"
     assert stored() == []
     assert post(client, json.dumps(MONSTERA), Content_Encoding="Identity").status_int == 200
 
@@ -413,6 +416,16 @@ def test_a_wrong_method_is_a_405_with_allow(client, stored, method, path, allow)
     assert refused(answer, 405) == f"{method} is not possible here, only {allow}"
     assert answer.headers["Allow"] == allow
     assert stored() == []
+
+
+@pytest.mark.parametrize("path", ["/", "/script.js", "/healthz", "/openapi.json", "/plants", "/x"])
+def test_head_is_answered_with_the_headers_of_get(client, path):
+    """And with nothing else (RFC 9110 section 9.3.2)."""
+    both = [client.request(path, method=method, expect_errors=True) for method in ("GET", "HEAD")]
+    assert both[0].status == both[1].status and both[1].body == b""
+    for answer in both:
+        del answer.headers["X-Request-ID"]
+    assert both[0].headers == both[1].headers
 
 
 def test_the_order_of_checks(client, stored):
