@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import logging
+import mimetypes
 import os
 import random
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import gevent
-from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request, static_file
+from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request
 from gevent import monkey
 
 from engine import Conflict, NeedsOperator, Unavailable
@@ -29,7 +30,7 @@ log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error 
 Environ: TypeAlias = dict[str, Any]
 WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
-BODY_LIMIT = 2**20  # bytes
+BODY_LIMIT = 2**16  # bytes; a worker that parses a body serves nobody else meanwhile
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
 ORIGIN = re.compile(  # serialized: in lower case, without the default port
@@ -119,8 +120,7 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
     app.route("/openapi.json", callback=lambda: document, **public)
     for path, name in [("/", "index.html"), *((f"/{name}", name) for name in PAGE)]:
-        page = partial(static_file, name, STATIC, charset="utf-8", headers=PAGE_HEADERS)
-        app.route(path, callback=page, **public)
+        app.route(path, callback=partial(send_page, name), **public)
     for path in CORS_PATHS if origins else ():  # browsers ask before they send a token
         preflight = partial(HTTPResponse, status=204, headers=PREFLIGHT)
         app.route(path, "OPTIONS", preflight, skip=[BearerPlugin.name])
@@ -152,6 +152,17 @@ def check_health(storage: Storage) -> bytes:
     except Unavailable as error:
         raise unavailable(error) from None
     return to_json({"status": "ok"})
+
+
+def send_page(name: str) -> HTTPResponse:
+    """GET / and its files: answer one, or 304 to a client that has it (RFC 9110 section 13.1.2)."""
+    body = (STATIC / name).read_bytes()
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    known = request.environ.get("HTTP_IF_NONE_MATCH", "")
+    is_known = known == "*" or etag in re.findall('"[^"]*"', known)  # a proxy may add W/
+    media_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
+    headers = {**PAGE_HEADERS, "Content-Type": media_type, "ETag": etag}
+    return HTTPResponse(status=304, **headers) if is_known else HTTPResponse(body, **headers)
 
 
 class BearerPlugin:
@@ -189,9 +200,11 @@ def require_json(environ: Environ) -> None:
     content_type = environ.get("CONTENT_TYPE", "")
     if not JSON_TYPE.match(content_type):
         sent = f"not {content_type}" if content_type else "and there was none"
-        raise HTTPError(415, f"Content-Type must be application/json, {sent}")
+        message = f"Content-Type must be application/json, {sent}"
+        raise HTTPError(415, message, Accept="application/json")
     if (coding := environ.get("HTTP_CONTENT_ENCODING")) and coding.lower() != "identity":
-        raise HTTPError(415, f"Content-Encoding must be identity or left out, not {coding}")
+        message = f"Content-Encoding must be identity or left out, not {coding}"
+        raise HTTPError(415, message, Accept_Encoding="identity")
     if (coding := environ.get("HTTP_TRANSFER_ENCODING")) and coding.lower() != "chunked":
         raise HTTPError(415, f"Transfer-Encoding must be chunked or left out, not {coding}")
 
@@ -230,7 +243,8 @@ def answer_error(error: HTTPError) -> bytes:
         message = f"there is nothing at {request.path}; plants are created with POST /plants"
     elif error.status_code == 405:
         error.headers["Allow"] = error.headers["Allow"].replace(",", ", ")
-        message = f"{request.method} is not possible here, only {error.headers['Allow']}"
+        method = request.method.replace("HEAD", "GET")  # whose Content-Length it has to have
+        message = f"{method} is not possible here, only {error.headers['Allow']}"
     elif error.exception:  # Bottle has caught, and logged, what should not have happened
         log.error("request %s got a 500: see above", request.environ["plants.request_id"])
         message = "the service failed; it is safe to send the same plant again"

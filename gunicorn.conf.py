@@ -116,6 +116,7 @@ worker_class = "worker.Worker"
 logger_class = "worker.AccessLogger"
 sendfile = False  # worker.Connection has none: it sends head and body in one piece
 accesslog = "-"  # standard output, one line a request
+limit_request_fields, limit_request_field_size = 50, 4096  # the time to parse grows with the square
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
 control_socket_disable = True  # nothing here is controlled through one

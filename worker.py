@@ -60,6 +60,8 @@ class Connection:
 
     def recv(self, size: int) -> bytes:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
+        if self.is_idle:  # recv() would not wait for what is there, nor let others come first
+            gevent.socket.wait_read(self._sock.fileno())
         data: bytes = self._sock.recv(size)
         self.begin_request()
         return data
@@ -100,7 +102,7 @@ class Worker(GeventWorker):
 
     request_limit = 20.0  # seconds for a request to arrive
     linger_limit = 3.0  # seconds for a client that is still sending to read its answer
-    chunk_limit = 2**13  # chunks of a body: each costs time
+    chunk_limit = 2**9  # chunks of a body: each costs time
     exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
     timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() has all deadlines
 
@@ -130,6 +132,10 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
         """Answer a request, then let other connections go on."""
         sock.begin_request()
+        req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
+        options = ",".join(value for name, value in req.headers if name == "CONNECTION")
+        if "close" in map(str.strip, options.lower().split(",")):  # gunicorn sees it only alone
+            req.force_close()
         if chunks := getattr(req.body.reader, "parser", None):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
@@ -221,6 +227,12 @@ class AccessLogger(Statsd):
         if self.loglevel <= logging.DEBUG:
             named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
             super().debug(msg, *named, **kwargs)
+
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Log an error; where another program listens, with what to do."""
+        if msg.startswith("Connection in use"):
+            msg += "; to listen elsewhere: gunicorn --bind 127.0.0.1:8001"
+        super().error(msg, *args, **kwargs)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Write a line, but not for a /healthz that succeeds: platforms ask every few seconds."""

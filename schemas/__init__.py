@@ -4,9 +4,12 @@ Contains no HTTP and no SQL: app.py uses it for requests, transfer.py for `load`
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,7 +20,9 @@ from referencing import Registry
 MAX_DIGITS = 4300  # of a number; Python itself refuses longer integers, unless told otherwise
 MAX_EXACT = 2**53  # beyond it doubles are not exact (RFC 7493 section 2.2)
 SHOWN_LENGTH = 60  # characters of a value that a message repeats
+EXPLAINED_ITEMS = 30  # of a list or an object that is refused
 NO_NUL = r"^[^\x00]*$"
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Plant(NamedTuple):
@@ -93,8 +98,9 @@ def _find_violations(value: Any) -> dict[str, str]:
     try:
         _check_new_plant(value)
         return {}
-    except fastjsonschema.JsonSchemaException:
-        errors = VALIDATORS["new-plant"].iter_errors(value)
+    except fastjsonschema.JsonSchemaException as reason:
+        refusal = str(reason)
+    errors = VALIDATORS["new-plant"].iter_errors(_cut(value))
     violations: dict[str, str] = {}
     # Errors of type come last, to replace others at the same place.
     for error in sorted(errors, key=lambda error: error.validator == "type"):
@@ -103,16 +109,29 @@ def _find_violations(value: Any) -> dict[str, str]:
             violations |= dict.fromkeys(missing, "required but missing")
         else:
             place = ".".join(str(step) for step in error.absolute_path) or "the plant"
-            violations[place] = _explain(error)
-    return violations
+            violations[place] = _explain(error, reduce(getitem, error.absolute_path, value))
+    return violations or {"the plant": refusal}
 
 
-def _explain(error: ValidationError) -> str:
-    """What a person who sent the value has to know to mend it."""
-    value = _shown(error.instance)
+def _cut(value: Any, depth: int = 2) -> Any:
+    """Return a small copy: jsonschema puts repr() of what it refuses into each of its messages.
+
+    That takes quadratic time for nested lists and for long integers.
+    """
+    if isinstance(value, dict):  # a plant's own members come first: they must not look missing
+        names = sorted(value, key=lambda name: name not in Plant._fields)[:EXPLAINED_ITEMS]
+        return {name: _cut(value[name], depth - 1) for name in names if depth}
+    if isinstance(value, list):
+        return [_cut(item, depth - 1) for item in value[:EXPLAINED_ITEMS] if depth]
+    return max(-(2**64), min(value, 2**64)) if isinstance(value, int) else value
+
+
+def _explain(error: ValidationError, instance: Any) -> str:
+    """What a person who sent `instance`, whole or cut, has to know to mend it."""
+    value = _shown(instance)
     rule: Any = error.validator_value
     match error.validator:
-        case "type" if rule == "integer" and _is_whole(error.instance):
+        case "type" if rule == "integer" and _is_whole(instance):
             return f"must be written without fraction and exponent beyond 2**53, not as {value}"
         case "type":
             return f"must be {'an' if rule[0] in 'aeiou' else 'a'} {rule}, not {value}"
@@ -128,20 +147,21 @@ def _explain(error: ValidationError) -> str:
 
 def _find_lone_surrogates(members: dict[str, Any]) -> dict[str, str]:
     """Return the members with half a character, such as `\\ud800` (RFC 7493, 2.1)."""
-    violations: dict[str, str] = {}
-    for name, member in members.items():
-        try:
-            _ENCODE([name, member]).encode()
-        except UnicodeEncodeError:
-            violations[name] = "must not contain half of a surrogate pair"
-    return violations
+    if not LONE_SURROGATE.search(_ENCODER.encode(members)):
+        return {}
+    parts = {name: _ENCODER.encode([name, members[name]]) for name in _cut(members)}
+    places = [name for name, part in parts.items() if LONE_SURROGATE.search(part)]
+    return dict.fromkeys(places or ["the plant"], "must not contain half of a surrogate pair")
 
 
 def _shown(value: Any) -> str:
     """Return `value` as JSON, cut to what a message has room for, without control characters."""
-    text = str(value) if isinstance(value, Decimal) else _ENCODE(value)
-    if len(text) > SHOWN_LENGTH:
-        text = text[: SHOWN_LENGTH - 1] + "…"
+    text = ""
+    for part in [str(value)] if isinstance(value, Decimal) else _ENCODER.iterencode(value):
+        text += part
+        if len(text) > SHOWN_LENGTH:
+            text = text[: SHOWN_LENGTH - 1] + "…"
+            break
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
@@ -154,14 +174,19 @@ def _parse_json(body: bytes) -> Any:
             f"the plant is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}"
         ) from None
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
+        for name in Plant._fields if isinstance(value, dict) else ():
+            if isinstance(digits := value.get(name), bytes):
+                value[name] = _parse_number(digits.decode())
+        return value
     except json.JSONDecodeError as error:
         if not text:
             reason = "is missing: nothing was sent"
         elif text.startswith("\ufeff"):
             reason = "starts with a byte order mark, which JSON has no place for"
         else:
-            reason = f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            line = f"line {error.lineno}, " if error.lineno > 1 else ""
+            reason = f"is not JSON: {error.msg} at {line}column {error.colno}"
         raise InvalidPlant(f"the plant {reason}") from None
     except ValueError:  # Python reads no longer integers, as that takes quadratic time
         raise InvalidPlant(f"the plant has a number of more than {MAX_DIGITS} digits") from None
@@ -198,7 +223,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidPlant(f"the plant is not JSON, which has no {name}")
 
 
-_ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
+# A number with a fraction or an exponent stays its digits, as bytes, unless the plant needs it.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=bytes.decode)
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique_members, parse_float=_parse_number, parse_constant=_refuse_constant
+    object_pairs_hook=_unique_members, parse_float=str.encode, parse_constant=_refuse_constant
 )

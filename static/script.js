@@ -120,7 +120,9 @@ function body(valueOf) {
 async function send(event) {
   event.preventDefault();
   storage.token = token.value = bearer();
-  if (showProblems([[token, tokenMistake()], ...fields.map((each) => [each.input, mistake(each)])])) return;
+  if (showProblems([[token, tokenMistake()], ...fields.map((each) => [each.input, mistake(each)])])) {
+    return $("answer").replaceChildren(element("p", { className: "status failed" }, "Not sent"));
+  }
   const sent = body(({ input }) => input.value);
   $("send").disabled = true;
   showAnswer("Sending…", "");

@@ -43,6 +43,21 @@ def test_what_is_json_is_taken_and_what_is_not_is_refused(post, stored):
     assert stored() == plants
 
 
+@pytest.mark.parametrize("depth", [100, 1_000, 10_000, 30_000])
+def test_what_is_nested_is_taken_or_refused_however_deep_a_parser_goes(post, depth):
+    """Python's goes to about 1,000 or 100,000, depending on its version."""
+    for nested in (
+        b"[" * depth + b"]" * depth,
+        b'{"":' * (depth // 4) + b"[]" + b"}" * (depth // 4),
+    ):
+        refused(post, nested)
+        refused(post, b'{"id": 7, "name": %b}' % nested)
+        refused(post, b'{"id": 7, "name": "\\ud800", "x": %b}' % nested)
+        status, answer = post(b'{"id": 7, "name": "\\u006e", "x": %b}' % nested)
+        deep = {"error": 400, "message": "the plant is nested too deeply"}
+        assert (status, answer) in [(200, {"name": "n"}), (400, deep)]
+
+
 def refused(post: Callable[[bytes], tuple[int, dict]], body: bytes) -> None:
     """Assert that `body` is answered with an Error that names the place of what is wrong."""
     status, answer = post(body)

@@ -242,11 +242,24 @@ def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
 
 
 def test_the_page_is_sent_again_only_when_it_has_changed(client):
-    """A request with the ETag of what the browser has gets a 304 and no body."""
+    """A request with the ETag of what the browser has gets a 304 and no body (RFC 9110, 13.1.2)."""
     first = client.get("/script.js")
-    again = client.get("/script.js", headers={"If-None-Match": first.headers["ETag"]})
-    assert (again.status_int, again.body) == (304, b"")
-    assert client.get("/script.js", headers={"If-None-Match": '"other"'}).body == first.body
+    etag = first.headers["ETag"]
+    assert re.fullmatch('"[!#-~]+"', etag)
+    for known in (etag, f"W/{etag}", f'"other", {etag}', f'"a, b",W/{etag} , W/"c"', "*"):
+        again = client.get("/script.js", headers={"If-None-Match": known})
+        assert (again.status_int, again.body, again.headers["ETag"]) == (304, b"", etag)
+        assert again.headers["Cache-Control"] == "no-cache"
+    for known in ('"other"', etag.strip('"'), etag[:-2] + '"', 'W/"*"'):
+        assert client.get("/script.js", headers={"If-None-Match": known}).body == first.body
+
+
+@pytest.mark.parametrize("wanted", ["bytes=0-9", "bytes=999999-", "bytes=9-0,"])
+def test_no_parts_of_the_page_are_offered(client, wanted):
+    """A server may ignore Range (RFC 9110 section 14.2), and needs no 416 then."""
+    answer = client.get("/script.js", headers={"Range": wanted})
+    assert (answer.status_int, answer.body) == (200, (STATIC / "script.js").read_bytes())
+    assert "Accept-Ranges" not in answer.headers
 
 
 def test_the_page_is_small():

@@ -14,6 +14,7 @@ from jsonschema import Draft201909Validator
 
 import schemas
 from schemas import VALIDATORS, InvalidPlant, Plant, parse_new_plant
+from tests.support.costs import costs
 
 
 @pytest.mark.parametrize("name", ["plant", "new-plant", "error"])
@@ -63,6 +64,7 @@ def test_what_is_a_plant(text, plant):
     assert parse_new_plant(json.dumps(parsed.to_json()).encode()) == plant
 
 
+OTHERS = ", ".join(f'"{number}": 0' for number in range(999))
 REFUSED = {
     "every violation in one message": (
         '{"id": "7", "tag": 3}',
@@ -75,11 +77,13 @@ REFUSED = {
         "tag: must be a string, not 3",
     ),
     "nothing": ("", "the plant is missing: nothing was sent"),
-    "only space": (" ", "the plant is not JSON: Expecting value at line 1, column 2"),
+    "only space": (" ", "the plant is not JSON: Expecting value at column 2"),
     "not JSON": ("{'id': 7}", "the plant is not JSON: Expecting property name enclosed in "
-                              "double quotes at line 1, column 2"),
+                              "double quotes at column 2"),
+    "not JSON, in several lines": ('{\n"id": x}',
+                                   "the plant is not JSON: Expecting value at line 2, column 7"),
     "data behind the plant": ('{"id": 1, "name": "n"} {}',
-                              "the plant is not JSON: Extra data at line 1, column 24"),
+                              "the plant is not JSON: Extra data at column 24"),
     "an array": ("[]", "the plant: must be an object, not []"),
     "null": ("null", "the plant: must be an object, not null"),
     "NaN": ('{"id": NaN, "name": "n"}', "the plant is not JSON, which has no NaN"),
@@ -126,8 +130,18 @@ REFUSED = {
                           "the plant has a number of more than 4300 digits"),
     "too long a fraction": ('{"id": 1.' + "0" * 4301 + ', "name": "n"}',
                             "the plant has a number of more than 4300 digits"),
-    "too deep": ("[" * 100_000, "the plant is nested too deeply"),
-    "too deep, objects": ('{"a":' * 100_000, "the plant is nested too deeply"),
+    "a name twice in what is ignored, at any depth": ('{"x": [[[[[{"a": 1, "a": 1}]]]]]}',
+                                                      '"a": given more than once'),
+    "members behind many others": (f'{{{OTHERS}, "name": 1, "id": ""}}',
+                                   'id: must be an integer, not ""; name: must be a string, not 1'),
+    "half a character behind many others": (
+        f'{{{OTHERS}, "x": "\\udfff", "id": 1, "name": "n"}}',
+        "the plant: must not contain half of a surrogate pair"),
+    "NUL far behind": ('{"id": 1, "name": "' + "x" * 60_000 + '\\u0000"}',
+                       "name: must not contain NUL"),
+    "a nested value is cut": ('{"id": ' + "[" * 900 + "]" * 900 + ', "name": {"a": {"b": [[1]]}}}',
+                              "id: must be an integer, not " + "[" * 59 + "…; "
+                              'name: must be a string, not {"a": {"b": [[1]]}}'),
     "a long value is cut": ('{"id": 7, "name": ["' + "x" * 99 + '"]}',
                             'name: must be a string, not ["' + "x" * 57 + "…"),
 }  # fmt: skip
@@ -139,6 +153,20 @@ def test_what_is_no_plant(text, message):
     with pytest.raises(InvalidPlant) as refusal:
         parse_new_plant(text.encode())
     assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_what_is_nested_without_an_end_is_refused(text):
+    """By the parser, which goes deeper in some versions of Python than in others."""
+    with pytest.raises(InvalidPlant, match=r"the plant is (nested too deeply|not JSON: Expect)"):
+        parse_new_plant(text.encode())
+
+
+def test_no_kind_of_body_costs_more_than_its_bytes(record_property):
+    """The CPU time of each is at most ten times that of json.loads() of as many small integers."""
+    found = costs()
+    assert {kind: cost for kind, cost in found.items() if cost > 10} == {}
+    record_property("the most costly body of 64 KiB", f"{max(found.values()):.1f} times json.loads")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +204,36 @@ def test_a_schema_or_reference_that_is_wrong_is_found_at_once(tmp_path, name, ch
     )
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_a_rule_for_what_is_nested_holds_at_any_depth_and_place(tmp_path):
+    """Also where jsonschema, which sees but the beginning of a refused value, can't explain it."""
+    shutil.copytree(Path(schemas.__file__).parent, tmp_path / "schemas")
+    file = tmp_path / "schemas" / "plant.json"
+    schema = json.loads(file.read_text())
+    words = {"type": "array", "items": {"type": "string"}}
+    schema["properties"] |= {"words": words, "pages": {"type": "array", "items": words}}
+    file.write_text(json.dumps(schema))
+    plant = {"id": 7, "name": "n", "words": ["a"] * 99, "pages": [["a"]]}
+    bad = [{"words": ["a", 1]}, {"words": ["a"] * 99 + [1]}, {"pages": [["a", 1]]}]
+    program = "import schemas, sys; print(schemas.parse_new_plant(sys.argv[1].encode()))"
+    messages = []
+    for each in (plant, *(plant | change for change in bad)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, json.dumps(each)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        messages.append(
+            (done.stdout or done.stderr).splitlines()[-1].partition("InvalidPlant: ")[2]
+        )
+    assert messages == [
+        "",
+        "words.1: must be a string, not 1",
+        "the plant: data.words[99] must be string",
+        "the plant: data.pages[0][1] must be string",
+    ]
 
 
 def test_no_reference_is_ever_fetched():

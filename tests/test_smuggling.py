@@ -82,7 +82,7 @@ def test_no_request_is_served_from_the_body_of_another(server, way):
 
 def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
     """Beyond what a server is willing to throw away nothing can be told from it."""
-    many = HIDDEN * (2 * BODY_LIMIT // len(HIDDEN))
+    many = HIDDEN * (3 * BODY_LIMIT // len(HIDDEN))
     length = b"Content-Length: %d\r\n\r\n" % len(many)
     coding = b"Transfer-Encoding: chunked\r\n\r\n"
     nobody = HEAD.replace(b"Bearer", b"Basic")
@@ -92,7 +92,7 @@ def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
         "length, no token": (nobody + length + many + AFTER, [401]),
         "chunked, no token": (nobody + coding + chunked(many, b"") + AFTER, [401]),
         "a lie": (HEAD + b"Content-Length: 9999999\r\n\r\n" + HIDDEN, [413]),
-        "too short": (HEAD + b"Content-Length: 999999\r\n\r\n" + HIDDEN, [400]),
+        "too short": (HEAD + b"Content-Length: 59999\r\n\r\n" + HIDDEN, [400]),
         "closed": (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN, [400]),
     }
     assert differ(server, cases) == {}
@@ -144,7 +144,7 @@ HEADERS = {
     "a digit beyond ASCII": (b"Content-Length: \xb2", 400),
     "digits in UTF-8": ("Content-Length: \uff15".encode(), 400),
     "a vertical tab": (b"Content-Length: \x0b5", 400),
-    "a huge length": (b"Content-Length: " + b"9" * 5000, 400),
+    "a huge length": (b"Content-Length: " + b"9" * 4000, 413),
     "beyond 64 bits": (b"Content-Length: 18446744073709551621", 413),
     "a length behind a space": (b"Content-Length : 5", 400),
     "a length behind a tab": (b"Content-Length\t: 5", 400),

@@ -15,7 +15,7 @@ from load import SETTINGS, post
 from results import ORDERS, ROWS, Results
 from service import empty_folder, make_table, running
 
-PARTS = ("1", "32", "128", "packets", "slow", "rows", "calls")
+PARTS = ("1", "32", "128", "packets", "slow", "rows", "calls", "bodies")
 
 
 class Peers:
@@ -51,6 +51,9 @@ class Peers:
                     self._measure_rows(folder)
                 if "calls" in self.parts:
                     self.results.calls.append(measure_calls(self.tools, ROOT))
+        if "bodies" in self.parts:
+            program = [self.tools / "python", "-m", "tests.support.costs"]
+            self.results.bodies = subprocess.check_output(program, cwd=ROOT, text=True)
         return self.results
 
     @property

@@ -46,6 +46,7 @@ class Results:
         self.memory: defaultdict[str, list[float]] = defaultdict(list)
         self.starts: defaultdict[str, list[float]] = defaultdict(list)
         self.calls: list[Calls] = []
+        self.bodies = ""  # a table in Markdown
 
     def add(self, name: str, setting: str, run: Run | None) -> None:
         """Keep a run, unless it was thrown out."""
@@ -144,4 +145,6 @@ class Results:
             memory = statistics.median(self.memory.get(name, NONE))
             start = statistics.median(self.starts[name])
             lines.append(f"| {self.competitors[name].title} | {memory:.0f} | {start:.2f} |")
+        if self.bodies:
+            lines += ["", "## What the parsing of a body costs", "", self.bodies.rstrip()]
         return "\n".join(lines) + "\n"

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import sqlite3
@@ -124,6 +125,17 @@ def test_the_first_process_of_a_container_can_be_stopped_while_it_starts(serve, 
             os.kill(int(first), number)
             assert server.wait() == 128 + number
     assert "not available at the start" not in server.err
+
+
+def test_a_port_in_use_is_told_with_what_to_type(serve):
+    """gunicorn tries for some seconds, in which the other program may end."""
+    first = serve()
+    server = serve(command=[*HERE[:-1], f"127.0.0.1:{first.port}"])
+    assert server.wait() == 1
+    line = rf"Connection in use: \('127.0.0.1', {first.port}\); to listen elsewhere: (.*)\n"
+    options = shlex.split(re.search(line, server.err)[1])
+    assert options[:-1] == ["gunicorn", "--bind"] and re.fullmatch(r"127\.0\.0\.1:\d+", options[-1])
+    assert server.err.count("Booting worker") == 0
 
 
 def test_the_settings_that_the_service_depends_on(serve):
