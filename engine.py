@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 
 from schemas import Plant
 
-COLUMNS = ", ".join(Plant._fields)  # of the table plants
-
 
 class Conflict(Exception):
     """Another plant has this id. It stays as it is."""
@@ -33,25 +31,20 @@ class Inserted(NamedTuple):
 
 
 class Engine(Protocol):
-    """A database with a table of plants, used by one thread at a time."""
+    """A database with a table of plants, used by one thread at a time.
+
+    insert() stores durably the plants whose id is new; without plants, it proves that it could. It
+    stores none if it raises Unavailable, or another exception for a plant that makes all fail.
+    locked() keeps other processes from writing. rows() are all plants as of now, by id.
+    """
 
     description: str  # what the database is and where, without a password
     identity: str  # what tells it from another one at the same place; "" before it was seen
-    obstacle: str = ""  # what insert() or locked() is waiting for, if that is known
+    obstacle: str = ""  # what the engine is waiting for, if that is known
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes from writing, where the database needs that."""
         return contextlib.nullcontext()
 
-    def insert(self, plants: Sequence[Plant]) -> Inserted:
-        """Store durably the plants whose id is new; without plants, prove that it could.
-
-        Raises Unavailable or NeedsOperator if none can be stored now, and another exception if one
-        of them makes all fail; none is stored then.
-        """
-
-    def rows(self) -> Iterator[Plant]:
-        """Return all plants as of now, in the order of id. Raises as insert() does."""
-
-    def close(self) -> None:
-        """Close the connection, for good."""
+    def insert(self, plants: Sequence[Plant]) -> Inserted: ...
+    def rows(self) -> Iterator[Plant]: ...
+    def close(self) -> None: ...

@@ -14,13 +14,14 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from engine import COLUMNS, Engine, Inserted, NeedsOperator, Unavailable
+from engine import Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
 
 CANCEL_LIMIT = 1.0  # seconds for a request to cancel a statement
 PAUSE = 0.2  # seconds between two attempts
 LOCK_TIMEOUT = 0.1  # seconds that a batch waits for a row
 LOCKED_FOR = 1.0  # seconds for which a row that was locked is not tried again
+COLUMNS = ", ".join(Plant._fields)
 TYPES = {"id": "bigint NOT NULL", "name": "text NOT NULL", "tag": "text"}
 DEFINITIONS = [f"{name} {TYPES[name]}" for name in Plant._fields]
 SCHEMA = f"CREATE TABLE plants ({', '.join(DEFINITIONS)}, PRIMARY KEY (id))"

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from engine import COLUMNS, Engine, Inserted, NeedsOperator, Unavailable
+from engine import Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
 
 APPLICATION_ID = 0x504C4E54  # "PLNT"
@@ -23,7 +23,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
     PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; COMMIT"""
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA user_version = {VERSION}"
-ROW = f"({', '.join('?' * len(Plant._fields))})"
+COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
@@ -42,7 +42,6 @@ class SQLiteEngine(Engine):
             raise NeedsOperator("DATABASE_URL must name a file: what is in memory is not stored")
         # SQLite keeps its other files beside what a link leads to.
         self._path = os.path.realpath(path)
-        self._lock_path = f"{self._path}-lock"
         self.identity, self._busy_timeout = identity, busy_timeout
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._connection: sqlite3.Connection | None = None
@@ -61,10 +60,7 @@ class SQLiteEngine(Engine):
         except (sqlite3.IntegrityError, sqlite3.DataError):
             raise
         except (sqlite3.Error, OSError) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in TRANSIENT:
-                raise Unavailable(f"{self._path}: {error}") from None
-            reason = f"{error}{whose(self._path)}{REMEDY}"
-            raise NeedsOperator(f"{self._path}: {reason}") from None
+            raise explain(self._path, error) from None
         raise NeedsOperator(f"{self._path} was deleted or replaced under the service: restart it")
 
     def rows(self) -> Iterator[Plant]:
@@ -75,7 +71,7 @@ class SQLiteEngine(Engine):
                 select = f"SELECT {COLUMNS} FROM plants ORDER BY id"
                 yield from map(Plant._make, connection.execute(select))
         except sqlite3.Error as error:
-            raise Unavailable(f"{self._path}: {error}") from None
+            raise explain(self._path, error) from None
 
     def close(self) -> None:
         if self._connection is not None:
@@ -84,44 +80,41 @@ class SQLiteEngine(Engine):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock, however long it takes to get it."""
-        name = self._lock_path
+        name = f"{self._path}-lock"
         self.obstacle = f"other processes hold the lock {name}; fuser -v {name} shows which"
         try:
-            self._take_lock()
+            self._take_lock(name)
         except OSError as error:
-            reason = f"{error.strerror}{whose(name)}{REMEDY}"
-            raise NeedsOperator(f"{self._path}: its lock file {name}: {reason}") from None
+            raise explain(name, error) from None
         self.obstacle = ""
         try:
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _take_lock(self) -> None:
+    def _take_lock(self, name: str) -> None:
+        """Take the lock, however long that takes."""
         while True:
             if self._lock < 0:
-                self._lock = self._open_lock()
+                self._lock = self._open_lock(name)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._lock), os.stat(self._lock_path)):
+                if os.path.samestat(os.fstat(self._lock), os.stat(name)):
                     return
             os.close(self._lock)  # it was deleted or replaced: others lock another file
             self._lock = -1
 
-    def _open_lock(self) -> int:
-        """Open the lock file, which is for those who may write plants: who can open it can hold it.
+    def _open_lock(self, name: str) -> int:
+        """Open the lock file, only for those who may write plants: who can open it can hold it.
 
         As with SQLite's own files, the one that root makes is given to the database's owner.
         """
-        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(self._lock_path, flags, 0o600)
+        lock = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         own = os.fstat(lock)
         with contextlib.suppress(OSError):  # there is no database yet, or its group is not ours
             database = os.stat(self._path)
             if own.st_uid == os.geteuid() and own.st_nlink == 1:
-                owner = database.st_uid if own.st_uid == 0 else -1
-                os.fchown(lock, owner, database.st_gid)
+                os.fchown(lock, -1 if own.st_uid else database.st_uid, database.st_gid)
                 os.fchmod(lock, 0o660 if database.st_mode & stat.S_IWGRP else 0o600)
         return lock
 
@@ -217,13 +210,17 @@ def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inser
     return Inserted(new, existing={plant.id: plant for plant in found})
 
 
-def whose(path: str) -> str:
-    """Return whose the file or folder is that this user may not write to, if that is so."""
-    for place in (path, os.path.dirname(path)):
-        if os.path.exists(place) and not os.access(place, os.W_OK):
+def explain(path: str, error: sqlite3.Error | OSError) -> Unavailable:
+    """Return the error of ours that SQLite's or the system's means: one line, nothing of plants."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in TRANSIENT:
+        return Unavailable(f"{path}: {error}")
+    reason = getattr(error, "strerror", error)
+    for place in filter(os.path.exists, (path, os.path.dirname(path))):
+        if not os.access(place, os.W_OK):
             owner, user = user_name(os.stat(place).st_uid), user_name(os.geteuid())
-            return f": {place} belongs to {owner}, and this runs as {user}"
-    return ""
+            reason = f"{reason}; {place} belongs to {owner}, and this runs as {user}"
+            break
+    return NeedsOperator(f"{path}: {reason}; fix that, or set DATABASE_URL to another file")
 
 
 def user_name(number: int) -> str:
