@@ -305,8 +305,11 @@ def test_metrics_are_sent_to_statsd(serve: Callable[..., Server], folder: Path) 
         received = b""
         while b"gunicorn.request.status.200" not in received:
             received += statsd.recv(2**16)
-        assert b"gunicorn.requests:1" in received and b"gunicorn.request.duration" in received
+        assert b"gunicorn.requests:1" in received
+        (took,) = re.findall(rb"gunicorn\.request\.duration:([\d.]+)\|ms", received)
     assert shape(wait_until(lambda: server.out)) == shape(block("", "127.0.0.1"))
+    logged = re.search(r" ([\d.]+)s ", server.out)[1]
+    assert float(logged) * 1000 == pytest.approx(float(took), abs=0.1)
 
 
 @contextlib.contextmanager

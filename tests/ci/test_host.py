@@ -19,7 +19,7 @@ import pytest
 from tests.ci.test_bare_machine import IGNORED
 from tests.ci.test_docs import DOWNLOAD_PATIENCE, names_in, running_s3
 from tests.support.debian import ENVIRONMENT, make_system_with, unpack
-from tests.support.readme import block
+from tests.support.readme import PAGES, block
 from tests.support.server import HEADERS, PATIENCE, ROOT, TOKEN, Writers, wait_until
 
 INSTALL = block("sh", "apt-get install caddy")
@@ -231,7 +231,8 @@ def test_backups_are_made_by_timer_and_by_cron(host: Machine) -> None:
     (host.root / "etc/systemd/system/plants-backup.timer.d/often.conf").write_text(often)
     host.run("systemctl daemon-reload && systemctl restart plants-backup.timer")
     wait_until(lambda: len(host.backups()) > 1)
-    host.run("systemctl stop plants-backup.timer plants-backup; rm /var/lib/plants-backups/*")
+    host.run("systemctl stop plants-backup.timer plants-backup; rm -r /var/lib/plants-backups")
+    host.run(re.search("`(install -d .*)`", PAGES[ROOT / "docs/deploy.md"])[1])
     *_, user, command = block("", "0 3 * * *").strip().split(maxsplit=6)
     assert "%" not in command  # it would end there
     host.run(f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c '{command}'")
