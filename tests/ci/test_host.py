@@ -271,6 +271,19 @@ def test_an_upgrade_keeps_the_plants(host: Machine) -> None:
     assert (host.post(0, clients.acknowledged[0]), host.post(0, "another")) == (200, 409)
 
 
+def test_a_host_of_an_older_page_is_upgraded(host: Machine) -> None:
+    """Its unit had a dynamic user; systemd gives the files to the new one."""
+    unit = "/etc/systemd/system/plants.service"
+    host.run(f"systemctl stop plants; sed -i s/^User=.*/DynamicUser=yes/ {unit}; userdel plants")
+    host.run("rm -r /var/lib/plants; systemctl daemon-reload; systemctl start plants")
+    assert host.post(7, "Monstera") == 200
+    useradd, copy = (re.search(f"(?m)^{word} .*$", INSTALL)[0] for word in ("useradd", "cp"))
+    host.run(f"systemctl stop plants\n{useradd}\n{copy}\nsystemctl daemon-reload")
+    host.run("systemctl start plants")
+    assert host.run("stat -c %U /var/lib/plants/plants.db") == "plants\n"
+    assert (host.post(7, "another"), host.post(8, "Fern")) == (409, 200)
+
+
 def test_litestream_under_systemd(host: Machine) -> None:
     """It restores a lost file from S3, is started again if it is killed, and takes no SIGHUP."""
     keys = "LITESTREAM_ACCESS_KEY_ID=key\nLITESTREAM_SECRET_ACCESS_KEY=secret\n"
