@@ -4,6 +4,7 @@ That samples of errors are answers that really come is in test_openapi.py.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -18,7 +19,6 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from shlex import quote
-from urllib.request import Request, urlopen
 
 import psycopg
 import pytest
@@ -317,11 +317,15 @@ def running_s3() -> Iterator[str]:
     """An S3; the URL of a folder in it, as docs/deploy.md shows one."""
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
-    urlopen(Request(f"{address}/bucket", method="PUT")).close()
+    host, port = server.get_host_and_port()
+    with contextlib.closing(http.client.HTTPConnection(host, port, PATIENCE)) as client:
+        client.request("PUT", "/bucket")
+        assert client.getresponse().status == 200
     (example,) = re.findall(r"`(s3://\S+\?\S+)`", PAGES[ROOT / "docs/deploy.md"])
-    yield example.replace("BUCKET", "bucket").replace("https://HOST", address)
-    server.stop()
+    try:
+        yield example.replace("BUCKET", "bucket").replace("https://HOST", f"http://{host}:{port}")
+    finally:
+        server.stop()
 
 
 @pytest.fixture
@@ -354,17 +358,10 @@ def test_litestream_restores_what_it_copied(
     def are_copied(plants: Collection[tuple[int, str]]) -> bool:
         """Whether the plants are in what would be restored now."""
         (tmp_path / "copy.db").unlink(missing_ok=True)
-        litestream = [
-            f"{folder}/.venv/bin/litestream",
-            "restore",
-            "-o",
-            f"{tmp_path}/copy.db",
-            replica_url,
-        ]
+        litestream = [f"{folder}/.venv/bin/litestream", "restore", "-o", tmp_path / "copy.db"]
         environment = {k: v for k, v in (os.environ | settings).items() if v is not None}
-        return not subprocess.call(litestream, env=environment) and not (
-            set(plants) - names_in(tmp_path / "copy.db")
-        )
+        restored = subprocess.call([*litestream, replica_url], env=environment) == 0
+        return restored and set(plants) <= names_in(tmp_path / "copy.db")
 
     server = start()
     with Writers(server.port) as writers:
