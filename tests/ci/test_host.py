@@ -19,13 +19,14 @@ import pytest
 from tests.ci.test_bare_machine import IGNORED
 from tests.ci.test_docs import DOWNLOAD_PATIENCE, names_in, running_s3
 from tests.support.debian import ENVIRONMENT, make_system_with, unpack
-from tests.support.readme import block
+from tests.support.readme import PAGES, block
 from tests.support.server import HEADERS, PATIENCE, ROOT, TOKEN, Writers, wait_until
 
 INSTALL = block("sh", "apt-get install caddy")
 BACKUP = block("sh", "cp /srv/plants/deploy/plants-backup")
 RESTORE = block("sh", "systemctl stop plants")
 DUMP = block("sh", "(set -a;")
+BOOTED = "journalctl --unit plants | grep -c 'Booting worker'"
 CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYSTEM = f"""
@@ -118,21 +119,20 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     finally:
         process.kill()
         process.wait()
-        subprocess.run(["rm", "-rf", folder], check=True)
+        wait_until(lambda: subprocess.call(["rm", "-rf", folder]) == 0)  # once nobody writes there
 
 
 def booted(process: subprocess.Popen[bytes]) -> int | None:
     """The first process of a machine, below unshare and nspawn, if it takes commands."""
     assert process.poll() is None
     pid = process.pid
-    for _ in range(2):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if not children:
-            return None
-        pid = int(children[0])
-    look = ["nsenter", f"--target={pid}", "--mount", "test", "-S", "/run/systemd/private"]
-    is_systemd = Path(f"/proc/{pid}/comm").read_text() == "systemd\n"
-    return pid if is_systemd and subprocess.call(look) == 0 else None
+    with contextlib.suppress(FileNotFoundError, IndexError):  # nspawn's first child is another one
+        for _ in range(2):
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        if Path(f"/proc/{pid}/comm").read_text() == "systemd\n":
+            look = ["nsenter", f"--target={pid}", "--mount", "test", "-S", "/run/systemd/private"]
+            return None if subprocess.call(look) else pid
+    return None
 
 
 def make_repository(folder: Path) -> None:
@@ -188,18 +188,20 @@ def test_the_service_runs_as_the_page_says(host: Machine) -> None:
 
 
 def test_reload_and_restart_lose_nothing(host: Machine) -> None:
-    """Whoever had a connection has an answer; at a restart, some have to try again."""
-    with host.network(), Visitors(8000) as clients:
+    """Whose request was taken has its answer: nobody had to send again what the log has as 200."""
+    with host.network(), Visitors(8000, first=10**6) as clients:
         assert clients.goes_on()
+        started = host.run(BOOTED)
         host.run("systemctl reload plants")
-        wait_until(lambda: host.run("journalctl --unit plants").count("Booting worker") >= 4)
+        wait_until(lambda: int(host.run(BOOTED)) == int(started) + 2)
         assert clients.goes_on()
-        assert not clients.failures
         host.run("systemctl restart plants")
         assert clients.goes_on()
     assert set(clients.answers) == {200}
-    assert set(clients.failures) <= {ConnectionRefusedError, ConnectionResetError, BrokenPipeError}
     assert host.stored() >= clients.acknowledged.items()
+    log = host.run("journalctl --unit plants")
+    logged = [int(number) for number in re.findall(r'"POST /plants" 200 .* (1\d{6})\n', log)]
+    assert len(logged) == len(set(logged)) > 0 and set(logged) <= clients.acknowledged.keys()
 
 
 def test_a_token_is_replaced(host: Machine) -> None:
@@ -225,13 +227,14 @@ def test_backups_are_made_by_timer_and_by_cron(host: Machine) -> None:
     """The page's first is made at once, others when their time comes, by a user who may."""
     assert host.post(7, "Monstera") == 200
     host.run(BACKUP)
-    assert len(host.backups()) == 1
+    count = len(host.backups())
     often = "[Timer]\nOnCalendar=*:*:*\nAccuracySec=1s\n"
     (host.root / "etc/systemd/system/plants-backup.timer.d").mkdir()
     (host.root / "etc/systemd/system/plants-backup.timer.d/often.conf").write_text(often)
     host.run("systemctl daemon-reload && systemctl restart plants-backup.timer")
-    wait_until(lambda: len(host.backups()) > 1)
-    host.run("systemctl stop plants-backup.timer plants-backup; rm /var/lib/plants-backups/*")
+    wait_until(lambda: len(host.backups()) > count > 0)
+    host.run("systemctl stop plants-backup.timer plants-backup; rm -r /var/lib/plants-backups")
+    host.run(re.search("`(install -d .*)`", PAGES[ROOT / "docs/deploy.md"])[1])
     *_, user, command = block("", "0 3 * * *").strip().split(maxsplit=6)
     assert "%" not in command  # it would end there
     host.run(f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c '{command}'")
@@ -268,6 +271,19 @@ def test_an_upgrade_keeps_the_plants(host: Machine) -> None:
     assert (host.post(0, clients.acknowledged[0]), host.post(0, "another")) == (200, 409)
 
 
+def test_a_host_of_an_older_page_is_upgraded(host: Machine) -> None:
+    """Its unit had a dynamic user; systemd gives the files to the new one."""
+    unit = "/etc/systemd/system/plants.service"
+    host.run(f"systemctl stop plants; sed -i s/^User=.*/DynamicUser=yes/ {unit}; userdel plants")
+    host.run("rm -r /var/lib/plants; systemctl daemon-reload; systemctl start plants")
+    assert host.post(7, "Monstera") == 200
+    useradd, copy = (re.search(f"(?m)^{word} .*$", INSTALL)[0] for word in ("useradd", "cp"))
+    host.run(f"systemctl stop plants\n{useradd}\n{copy}\nsystemctl daemon-reload")
+    host.run("systemctl start plants")
+    assert host.run("stat -c %U /var/lib/plants/plants.db") == "plants\n"
+    assert (host.post(7, "another"), host.post(8, "Fern")) == (409, 200)
+
+
 def test_litestream_under_systemd(host: Machine) -> None:
     """It restores a lost file from S3, is started again if it is killed, and takes no SIGHUP."""
     keys = "LITESTREAM_ACCESS_KEY_ID=key\nLITESTREAM_SECRET_ACCESS_KEY=secret\n"
@@ -285,7 +301,8 @@ def test_litestream_under_systemd(host: Machine) -> None:
             assert clients.goes_on()
         host.run("systemctl stop plants && rm -r /var/lib/plants && systemctl start plants")
         assert host.post(0, "another") == 409
-    assert host.stored() == set(clients.acknowledged.items())
+        host.run("systemctl stop plants")
+    assert host.stored() >= clients.acknowledged.items()
 
 
 def test_other_hosts_reach_it_through_caddy(host: Machine) -> None:
