@@ -92,7 +92,7 @@ def test_each_refused_line_is_named(run, storage, url, stored):
     assert errors.splitlines() == [
         "line 3: id: 7 is taken by another plant, which stays as it is",
         'line 4: id: must be an integer, not "9"; name: required but missing',
-        "line 5: the plant is not JSON: Expecting value at column 7",
+        "line 5: the plant is not JSON: Expecting value at column 8",
         "line 6: the plant is not UTF-8: byte 0xff at offset 19",
         f"line 7: longer than {LINE_LIMIT} bytes",
     ]
@@ -105,7 +105,7 @@ def test_each_refused_line_is_named(run, storage, url, stored):
 
 def test_blank_lines_are_skipped_but_counted(run, url, stored):
     """As editors and other programs leave them; line ends may be of either kind."""
-    lines = b'\n{"id": 7, "name": "n"}\r\n\r\n \t\n{"id": 8}\r\n\n'
+    lines = b'\n{"id": 7, "name": "n"} \r\n\r\n \t\n{"id": 8}\r\n\n'
     status, report, errors = run("load", url, lines)
     assert (status, report) == (1, "1 new, 0 there already, 0 conflicting, 1 invalid\n")
     assert errors == "line 5: name: required but missing\n"
