@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from tests.support.users import open_folder, run_as_nobody
 from transfer import LINE_LIMIT, load, main
 
 COMMAND = [sys.executable, "transfer.py"]
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is for a user
 
 
 @pytest.fixture
@@ -216,7 +218,9 @@ def test_a_reader_that_goes_away_is_no_error(storage, url, count):
     """dump | head ends quietly, also where a shell looks at each command (pipefail)."""
     storage.add_all([Plant(n, "x" * 10_000) for n in range(count)])
     dump = f"set -o pipefail; {shlex.join([*COMMAND, 'dump', url])} | head -c 9"
-    done = subprocess.run(["bash", "-c", dump], cwd=ROOT, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run(
+        ["bash", "-c", dump], cwd=ROOT, env=BUFFERED, capture_output=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b'{"id": 0,', b"")
 
 
@@ -227,6 +231,7 @@ def test_what_cannot_be_written_is_said_in_one_line(storage, url):
         dump = subprocess.run(
             [*COMMAND, "dump", url],
             cwd=ROOT,
+            env=BUFFERED,
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=PATIENCE,
