@@ -158,11 +158,10 @@ def send_page(name: str) -> HTTPResponse:
     """GET / and its files: answer one, or 304 to a client that has it (RFC 9110 section 13.1.2)."""
     body = (STATIC / name).read_bytes()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    known = request.environ.get("HTTP_IF_NONE_MATCH", "")
-    is_known = known == "*" or etag in re.findall('"[^"]*"', known)  # a proxy may add W/
     media_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
     headers = {**PAGE_HEADERS, "Content-Type": media_type, "ETag": etag}
-    return HTTPResponse(status=304, **headers) if is_known else HTTPResponse(body, **headers)
+    known = re.findall(r'"[^"]*"|\*', request.environ.get("HTTP_IF_NONE_MATCH", ""))
+    return HTTPResponse(body, 304 if {etag, "*"} & {*known} else 200, **headers)
 
 
 class BearerPlugin:

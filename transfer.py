@@ -40,7 +40,7 @@ def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
         try:
             if len(line) == LINE_LIMIT:
                 raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
-            batch[number] = parse_new_plant(line.rstrip())
+            batch[number] = parse_new_plant(line.rstrip(b"\r\n"))
         except InvalidPlant as error:
             load_batch(storage, batch, counts)  # so that lines are named in their order
             print(f"line {number}: {error}", file=sys.stderr)

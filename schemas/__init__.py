@@ -114,10 +114,7 @@ def _find_violations(value: Any) -> dict[str, str]:
 
 
 def _cut(value: Any, depth: int = 2) -> Any:
-    """Return a small copy: jsonschema puts repr() of what it refuses into each of its messages.
-
-    That takes quadratic time for nested lists and for long integers.
-    """
+    """Return a small copy: jsonschema puts repr() of a value, which may be slow, into messages."""
     if isinstance(value, dict):  # a plant's own members come first: they must not look missing
         names = sorted(value, key=lambda name: name not in Plant._fields)[:EXPLAINED_ITEMS]
         return {name: _cut(value[name], depth - 1) for name in names if depth}
@@ -149,8 +146,8 @@ def _find_lone_surrogates(members: dict[str, Any]) -> dict[str, str]:
     """Return the members with half a character, such as `\\ud800` (RFC 7493, 2.1)."""
     if not LONE_SURROGATE.search(_ENCODER.encode(members)):
         return {}
-    parts = {name: _ENCODER.encode([name, members[name]]) for name in _cut(members)}
-    places = [name for name, part in parts.items() if LONE_SURROGATE.search(part)]
+    parts = [(name, _ENCODER.encode([name, members[name]])) for name in _cut(members)]
+    places = [name for name, part in parts if LONE_SURROGATE.search(part)]
     return dict.fromkeys(places or ["the plant"], "must not contain half of a surrogate pair")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,6 +22,7 @@ from tests.support.users import open_folder, run_as_nobody
 from transfer import LINE_LIMIT, load, main
 
 COMMAND = [sys.executable, "transfer.py"]
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is for a user
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def test_each_refused_line_is_named(run, storage, url, stored):
     assert errors.splitlines() == [
         "line 3: id: 7 is taken by another plant, which stays as it is",
         'line 4: id: must be an integer, not "9"; name: required but missing',
-        "line 5: the plant is not JSON: Expecting value at column 7",
+        "line 5: the plant is not JSON: Expecting value at column 8",
         "line 6: the plant is not UTF-8: byte 0xff at offset 19",
         f"line 7: longer than {LINE_LIMIT} bytes",
     ]
@@ -106,7 +108,7 @@ def test_each_refused_line_is_named(run, storage, url, stored):
 
 def test_blank_lines_are_skipped_but_counted(run, url, stored):
     """As editors and other programs leave them; line ends may be of either kind."""
-    lines = b'\n{"id": 7, "name": "n"}\r\n\r\n \t\n{"id": 8}\r\n\n'
+    lines = b'\n{"id": 7, "name": "n"} \r\n\r\n \t\n{"id": 8}\r\n\n'
     status, report, errors = run("load", url, lines)
     assert (status, report) == (1, "1 new, 0 there already, 0 conflicting, 1 invalid\n")
     assert errors == "line 5: name: required but missing\n"
@@ -217,7 +219,9 @@ def test_a_reader_that_goes_away_is_no_error(storage, url, count):
     """dump | head ends quietly, also where a shell looks at each command (pipefail)."""
     storage.add_all([Plant(n, "x" * 10_000) for n in range(count)])
     dump = f"set -o pipefail; {shlex.join([*COMMAND, 'dump', url])} | head -c 9"
-    done = subprocess.run(["bash", "-c", dump], cwd=ROOT, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run(
+        ["bash", "-c", dump], cwd=ROOT, env=BUFFERED, capture_output=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b'{"id": 0,', b"")
 
 
@@ -228,6 +232,7 @@ def test_what_cannot_be_written_is_said_in_one_line(storage, url):
         dump = subprocess.run(
             [*COMMAND, "dump", url],
             cwd=ROOT,
+            env=BUFFERED,
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=PATIENCE,

@@ -1,6 +1,6 @@
-"""README.md's first commands on a machine that has Debian, Python and nothing else.
+"""README.md's first commands on machines that have Debian, Python and nothing else.
 
-The machine is a folder made by debootstrap, in which an ordinary user works. It takes root.
+A machine is a folder made by debootstrap, in which an ordinary user works. It takes root.
 """
 
 import os
@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -17,6 +18,7 @@ from packaging.requirements import Requirement
 from tests.support.readme import README, block
 from tests.support.server import PATIENCE, ROOT, Server, free_port, wait_until
 
+RELEASES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}  # and their Pythons
 CACHE = Path("/var/cache/plants-ci")
 MAX_AGE = 7 * 24 * 3600  # seconds
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
@@ -30,18 +32,17 @@ ENTER = """
 VERSION = """python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'"""
 
 
-def make_system() -> Path:
+def make_system(release: str) -> Path:
     """Return an archive of a fresh system; it is kept for a week, since it takes a minute."""
-    targets = ["apt-get", "indextargets", "--format", "$(SITE) $(CODENAME)"]
-    mirror, release = subprocess.check_output(
-        [*targets, "Created-By: Packages", "Origin: Debian"], text=True
-    ).split()[:2]
+    targets = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
+    mirror = subprocess.check_output([*targets, "Origin: Debian"], text=True).split()[0]
     archive = CACHE / f"{release}.tar"
     if not archive.exists() or time.time() - archive.stat().st_mtime > MAX_AGE:
         new = CACHE / f"{release}.new"
         subprocess.run(["rm", "-rf", new], check=True)
         command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv"]
-        subprocess.run([*command, release, new, mirror], check=True, stdout=subprocess.DEVNULL)
+        command += [release, new, mirror, "sid"]  # the script for all that are newer than it
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(["tar", "-C", new, "-cf", f"{archive}.new", "."], check=True)
         os.rename(f"{archive}.new", archive)
         subprocess.run(["rm", "-rf", new], check=True)
@@ -59,15 +60,15 @@ def pinned(requirements: str, python: str) -> set[str]:
     return {f"{pin.name}{pin.specifier}".lower() for pin in pins}
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture(scope="module", params=RELEASES)
+def machine(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Path]:
     """The root folder of a machine with a user, who has a copy of the project."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a machine")
     CACHE.mkdir(exist_ok=True)
     root = tmp_path_factory.mktemp("machine")
     root.chmod(0o755)
-    subprocess.run(["tar", "-C", root, "-xf", make_system()], check=True)
+    subprocess.run(["tar", "-C", root, "-xf", make_system(request.param)], check=True)
     shutil.copy(os.environ.get("PIP_CERT", f"/{CERTIFICATES}"), root / CERTIFICATES)
     subprocess.run(["chroot", root, "useradd", "--create-home", "somebody"], check=True)
     shutil.copytree(ROOT, root / "home/somebody/plant store", ignore=IGNORED)
@@ -87,7 +88,7 @@ def on(machine: Path, command: str, **environment: str) -> list[str]:
 
 
 def test_the_first_command_leads_to_a_stored_plant(
-    serve: Callable[..., Server], machine: Path
+    serve: Callable[..., Server], machine: Path, request: Any
 ) -> None:
     """Its curl line works as it is printed, and the plant is in the file."""
     command = block("sh", "python3 -m venv").strip()
@@ -95,6 +96,7 @@ def test_the_first_command_leads_to_a_stored_plant(
     subprocess.run(on(machine, f"{command} --version"), check=True)  # this may take its time
     server = serve(command=on(machine, command, PORT=str(free_port())))
     curl = wait_until(lambda: re.search(r"\ncurl (?:.*\n){3}", server.err))[0]
+    assert f" Python {RELEASES[request.node.callspec.params['machine']]}." in server.err
     answer = subprocess.run(["sh", "-c", curl], stdout=subprocess.PIPE, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
     server.kill()
