@@ -16,7 +16,7 @@ def make_system_with(commands: str) -> Path:
     """Return an archive of a system in which these were run; it is kept for as long as its base."""
     CACHE.mkdir(exist_ok=True)
     archive = CACHE / f"{hashlib.sha256(commands.encode()).hexdigest()[:16]}.tar"
-    base = make_system()
+    base = make_system("bookworm")
     if not archive.exists() or archive.stat().st_mtime < base.stat().st_mtime:
         new = archive.with_suffix(".new")
         subprocess.run(["rm", "-rf", new], check=True)
