@@ -89,7 +89,7 @@ def acknowledged_before_a_power_cut(
         assert writers.goes_on(count)
         acknowledged = set(writers.acknowledged.copy().items())
         disk.cut_power()
-    assert server.request("GET", "/healthz")[0] == 503
+    wait_until(lambda: server.request("GET", "/healthz")[0] == 503)
     reboot(server, disk)
     return acknowledged
 

@@ -1,22 +1,27 @@
 """What the service uses of memory, descriptors and threads stays what it was."""
 
+import contextlib
+import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.server import Server, Usage, usage, wait_until
+from schemas import Plant
+from storage import Storage
+from tests.support.server import PATIENCE, Server, Usage, usage, wait_until
 from tests.support.wire import post
 
 CONNECTIONS = 64  # at the same time
 EACH = 150  # requests on a connection
 
 
-def post_all(server: Server, bodies: Iterable[bytes], each: int = EACH) -> Counter[bytes]:
+def post_all(server: Server, bodies: Iterable[bytes]) -> Counter[bytes]:
     """Post the bodies over connections that send all their requests at once; count the answers."""
     requests = [post(body) for body in bodies]
     last = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    batches = [b"".join(requests[i : i + each]) + last for i in range(0, len(requests), each)]
+    batches = [b"".join(requests[i : i + EACH]) + last for i in range(0, len(requests), EACH)]
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         answers = pool.map(server.send, batches)
         return sum((Counter(re.findall(rb"HTTP/1.1 (\d+)", data)) for data in answers), Counter())
@@ -47,17 +52,17 @@ def test_memory_does_not_grow_with_what_was_stored_or_refused(serve, record_prop
     record_property("30,000 plants, then 30,000 refusals", f"{grown:.1f} MiB more in a worker")
 
 
-def test_memory_does_not_grow_with_the_size_of_plants(serve, record_property):
-    """Batches of plants of 60 kB, of many sizes: nothing of them is kept once they are stored."""
-    server = serve()
+def test_memory_does_not_grow_with_the_size_of_plants(url, record_property):
+    """Batches of large plants, of many sizes: nothing of them is kept once they are stored."""
+    numbers, name = itertools.count(), "n" * 60_000
 
-    def store(first: int, end: int) -> list[float]:
-        plants = (b'{"id": %d, "name": "%s"}' % (n, b"n" * 60_000) for n in range(first, end))
-        assert post_all(server, plants, 50)[b"200"] == end - first
-        return [usage(pid).memory for pid in server.workers()]
+    def memory_after(size: int) -> float:
+        plants = [Plant(next(numbers), name) for _ in range(size)]
+        assert storage.add_all(plants) == [None] * size
+        return usage(os.getpid()).memory
 
-    before = store(0, 10)
-    after = store(10, 3000)
-    grown = max(new - old for new, old in zip(after, before, strict=True))
-    record_property("180 MB of large plants", f"{grown:.1f} MiB more in a worker")
-    assert grown < 12
+    with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
+        before = max(memory_after(17) for _ in range(5))  # the largest batch that is possible
+        grown = max(memory_after(size) for size in [*range(1, 18)] * 3) - before
+    record_property("large plants, in batches of many sizes", f"{grown:.1f} MiB more")
+    assert grown < 5
