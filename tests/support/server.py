@@ -173,9 +173,8 @@ class Writers:
         self.answers: Counter[int] = Counter()  # by status
         self.failures: Counter[type[Exception]] = Counter()  # of connections
         self._numbers = itertools.count(first)
-        self._port = port
-        self._end = threading.Event()
-        self._threads = [threading.Thread(target=self._write) for _ in range(count)]
+        self.port, self.end = port, threading.Event()
+        self._threads = [threading.Thread(target=self.write) for _ in range(count)]
 
     def __enter__(self) -> "Writers":
         for thread in self._threads:
@@ -183,7 +182,7 @@ class Writers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
+        self.end.set()
         for thread in self._threads:
             thread.join(PATIENCE)
 
@@ -192,13 +191,14 @@ class Writers:
         goal = len(self.acknowledged) + count
         return bool(wait_until(lambda: len(self.acknowledged) >= goal))
 
-    def _write(self) -> None:
-        client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+    def write(self) -> None:
+        """Post plants of one's own, each until it is acknowledged."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(client):
             for number in self._numbers:
                 name = self.sent[number] = f"{random.random()}"
                 while number not in self.acknowledged:
-                    if self._end.is_set():
+                    if self.end.is_set():
                         return
                     if self.post(client, {"id": number, "name": name}) == 200:
                         self.acknowledged[number] = name
