@@ -46,18 +46,19 @@ SETTINGS = f"""
 INSERT = f"""{SETTINGS}
     INSERT INTO plants ({COLUMNS})
     SELECT sent.* FROM settings, unnest({ARRAYS}) AS sent ON CONFLICT (id) DO NOTHING"""
-# FOR UPDATE makes it a write, whose commit waits for the standbys too: a plant that is there could
-# be on this server alone.
+# FOR SHARE makes it a write, whose commit waits for the standbys too: a plant that is there could
+# be on this server alone. Workers that share a row do not wait for each other's slow commits.
 SELECT = f"""{SETTINGS}
     SELECT {COLUMNS} FROM settings, plants
-    WHERE id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE OF plants"""
-# Locks a row that nobody else has locked, and changes nothing.
+    WHERE id = ANY(%s::bigint[]) ORDER BY id FOR SHARE OF plants"""
+# Locks a row, if nobody else has, and changes nothing.
 TRY_A_WRITE = f"""{SETTINGS}, one AS (
-        SELECT {COLUMNS} FROM settings, plants LIMIT 1 FOR UPDATE OF plants SKIP LOCKED)
+        SELECT {COLUMNS} FROM settings, plants WHERE id = (SELECT id FROM plants LIMIT 1)
+        FOR SHARE OF plants SKIP LOCKED)
     INSERT INTO plants ({COLUMNS}) SELECT {COLUMNS} FROM one ON CONFLICT (id) DO NOTHING"""
 FIND_LOCKED = f"""{SETTINGS}, free AS MATERIALIZED (
         SELECT id FROM settings, plants
-        WHERE id = ANY(%(ids)s::bigint[]) FOR UPDATE OF plants SKIP LOCKED)
+        WHERE id = ANY(%(ids)s::bigint[]) FOR SHARE OF plants SKIP LOCKED)
     SELECT id FROM plants WHERE id = ANY(%(ids)s::bigint[]) EXCEPT SELECT id FROM free"""
 # Connection, read-only standby, deadlock, shutdown.
 RECONNECT = ("08", "25006", "40", "57P")
@@ -86,8 +87,7 @@ class Connection(psycopg.Connection):
         except psycopg.OperationalError as error:
             if time.monotonic() < self.deadline:
                 raise
-            reason = "no answer in time: it hangs, or another transaction has locked the table"
-            raise psycopg.OperationalError(reason) from error
+            raise psycopg.OperationalError(PostgreSQLEngine.obstacle) from error
 
     def close(self) -> None:
         """Close the connection, and tell the server if it may still be waiting for something."""
@@ -99,6 +99,8 @@ class Connection(psycopg.Connection):
 
 class PostgreSQLEngine(Engine):
     """One connection to a server; psycopg's waits are cooperative under gevent."""
+
+    obstacle = "PostgreSQL hangs, or another transaction has locked the table"
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
         """Limit the seconds for a batch; create no table if there was one, of this `identity`."""
@@ -112,7 +114,7 @@ class PostgreSQLEngine(Engine):
         self.description, self.identity = "PostgreSQL, not reached yet", identity
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
-        begin, self.obstacle = time.monotonic(), ""
+        begin = time.monotonic()
         if self._failure and begin < self._retry_at:
             raise self._failure
         while True:
@@ -177,25 +179,26 @@ class PostgreSQLEngine(Engine):
 
     def _insert(self, connection: Connection, plants: Sequence[Plant]) -> Inserted:
         """Insert the plants, but for those whose rows are locked; one look finds all of these."""
-        self._is_not_replicated = False
+        self._is_not_replicated, new, existing = False, 0, None
         while True:
             now = time.monotonic()
             self._locked = {key: until for key, until in self._locked.items() if until > now}
             free = [plant for plant in plants if plant.id not in self._locked]
+            ids = [plant.id for plant in free]
             try:
-                inserted = insert_new(connection, free)
+                new += (added := insert_new(connection, free))
+                if added < len(free):
+                    found = map(Plant._make, connection.execute(SELECT, [ids]))
+                    existing = {plant.id: plant for plant in found}
                 break
             except psycopg.errors.LockNotAvailable:
-                ids = [plant.id for plant in free]
-                held = connection.execute(FIND_LOCKED, {"ids": ids}).fetchall()
-                self._locked |= {key: time.monotonic() + LOCKED_FOR for (key,) in held}
-                if not held:  # it is the table, or a row that can't be seen yet
-                    self.obstacle = "PostgreSQL: another transaction holds a lock on the table"
-                    if time.monotonic() > connection.deadline - 2 * LOCK_TIMEOUT:
-                        raise Unavailable(self.obstacle) from None
+                held = [row[0] for row in connection.execute(FIND_LOCKED, {"ids": ids})]
+                if not held and len(ids) > 1:  # a row that can't be seen yet: somebody's insert
+                    raise
+                self._locked |= dict.fromkeys(held or ids, time.monotonic() + LOCKED_FOR)
         if self._is_not_replicated:
             raise psycopg.OperationalError("committed here, but maybe not on the standbys")
-        return inserted._replace(locked=self._locked)
+        return Inserted(new, self._locked, existing)
 
     def _prepare(self, connection: Connection) -> None:
         info = connection.info
@@ -209,28 +212,26 @@ class PostgreSQLEngine(Engine):
             with contextlib.suppress(*map(psycopg.errors.lookup, ("23505", "42710", "42P07"))):
                 connection.execute(SCHEMA)
             found = dict(connection.execute(FIND_COLUMNS).fetchall())
-        own = [found.pop(definition, None) for definition in DEFINITIONS]
-        if None in own or any(found.values()):
+        wrong = [each for each in DEFINITIONS if each not in found]
+        wrong += [
+            each for each, is_needed in found.items() if is_needed and each not in DEFINITIONS
+        ]
+        if wrong:
             raise NeedsOperator(
-                "PostgreSQL: there is no table plants, or one of another shape; the right one is "
-                f"made by: {SCHEMA}"
+                "PostgreSQL: the table plants is missing or unlogged, or differs in "
+                f"{', '.join(wrong)}; it is made by: {SCHEMA}"
             )
         version = info.parameter_status("server_version")
         self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
         self.identity = "seen"
 
 
-def insert_new(connection: Connection, plants: Sequence[Plant]) -> Inserted:
-    """Insert the plants whose id is new, in autocommit; without plants, change nothing."""
+def insert_new(connection: Connection, plants: Sequence[Plant]) -> int:
+    """Insert the plants whose id is new, return how many; without plants, change nothing."""
     if not plants:
         connection.execute(TRY_A_WRITE)
-        return Inserted()
-    columns = [list(column) for column in zip(*plants, strict=True)]
-    new = connection.execute(INSERT, columns).rowcount
-    if new == len(plants):
-        return Inserted(new)
-    found = map(Plant._make, connection.execute(SELECT, [[plant.id for plant in plants]]))
-    return Inserted(new, existing={plant.id: plant for plant in found})
+        return 0
+    return connection.execute(INSERT, [list(each) for each in zip(*plants, strict=True)]).rowcount
 
 
 def parse_url(url: str) -> dict[str, Any]:
@@ -265,7 +266,8 @@ def explain(error: psycopg.Error) -> Exception:
     unknown = "" if isinstance(error, psycopg.ProgrammingError) else "08"
     if (error.sqlstate or unknown).startswith(RECONNECT):
         return LostConnection(text)
-    if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+    at_fault = psycopg.DataError | psycopg.IntegrityError | psycopg.errors.LockNotAvailable
+    if isinstance(error, at_fault):  # one of the plants is
         return ValueError(text)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         text += "; the role needs SELECT, INSERT and UPDATE on plants, or to create it"

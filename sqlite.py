@@ -61,7 +61,7 @@ class SQLiteEngine(Engine):
             raise
         except (sqlite3.Error, OSError) as error:
             raise explain(self._path, error) from None
-        raise NeedsOperator(f"{self._path} was deleted or replaced under the service: restart it")
+        raise NeedsOperator(f"{self._path} was deleted or replaced: restore it, then restart")
 
     def rows(self) -> Iterator[Plant]:
         try:
@@ -81,12 +81,12 @@ class SQLiteEngine(Engine):
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         name = f"{self._path}-lock"
-        self.obstacle = f"other processes hold the lock {name}; fuser -v {name} shows which"
+        self.obstacle = f"other processes hold the lock {name}; lslocks shows which"
         try:
             self._take_lock(name)
         except OSError as error:
             raise explain(name, error) from None
-        self.obstacle = ""
+        self.obstacle = f"the disk, or a program that has locked {self._path}; lslocks shows which"
         try:
             yield
         finally:
@@ -126,7 +126,9 @@ class SQLiteEngine(Engine):
             found = self._find_files("")
         # Before SQLite opens the file, as it would replay a -wal of another one into it.
         if self.identity not in ("", str(found)):
-            raise NeedsOperator(f"{self._path} was deleted or replaced: restart the service")
+            raise NeedsOperator(f"{self._path} was deleted or replaced: restore it, then restart")
+        if os.path.isfile(self._path) and os.stat(self._path).st_nlink > 1:
+            raise NeedsOperator(f"{self._path} has a hard link; with two names it has two -wal")
         connection = self._connect(self._path, "rw")
         try:
             self._prepare(connection)
@@ -142,17 +144,21 @@ class SQLiteEngine(Engine):
     def _create(self) -> None:
         """Make the file under another name first: whoever is killed meanwhile leaves that one."""
         if os.path.exists(f"{self._path}-wal"):  # SQLite would replay it into the new file
-            raise NeedsOperator(f"{self._path} is missing, its -wal is not: restore or move both")
+            raise NeedsOperator(
+                f"{self._path} is missing, but not its -wal: restore a backup, or move that away"
+            )
         new = f"{self._path}-new"
         for left in (new, f"{new}-journal"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(left)
-        with contextlib.closing(self._connect(new, "rwc")) as connection:
+        # Who may read the file can hold SQLite's locks, too.
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(self._connect(new, "rw")) as connection:
             connection.executescript(SCHEMA)
         os.rename(new, self._path)  # SQLite syncs the folder when it changes the journal mode
 
     def _connect(self, path: str, mode: str) -> sqlite3.Connection:
-        if mode != "rwc" and not os.path.exists(path):
+        if not os.path.exists(path):
             raise NeedsOperator(f"{path}: there is no such file")
         return sqlite3.connect(
             f"file:{quote(os.fsencode(path))}?mode={mode}",

@@ -106,6 +106,8 @@ class Storage:
         plants = sorted((plant for plant in batch if plant is not None), key=lambda new: new.id)
         try:
             inserted = self.engine.insert(plants)
+            if plants and not inserted.new and None in batch:  # maybe nothing was written
+                self.engine.insert([])
         except Exception as error:
             self._last_write = -CHECK_INTERVAL
             if isinstance(error, Unavailable) or len(batch) == 1:
@@ -178,8 +180,9 @@ class GroupCommit:
                 entry.error = Unavailable(f"gave up after {limit:.3g} s: {obstacle}")
                 with contextlib.suppress(ValueError):  # it is being written
                     self._queue.remove(entry)
+        errors = [entry.error for entry in entries]
         # Other requests may share an error, and its traceback would grow from one to the next.
-        return [entry.error and entry.error.with_traceback(None) for entry in entries]
+        return [error and error.with_traceback(None) for error in errors]
 
     def close(self, timeout: float) -> None:
         """Let the writer store what is queued, close the engine and end; wait some seconds."""
@@ -202,7 +205,7 @@ class GroupCommit:
                 self._writer = None
                 self._batch += self._queue
                 self._queue.clear()
-            self._finish([Unavailable("the writer failed")] * len(self._batch))
+                self._finish([Unavailable("the writer failed")] * len(self._batch))
 
     def _finish(self, outcomes: Outcomes) -> None:
         """Wake those who wait for the batch; what was written must not stay in memory."""

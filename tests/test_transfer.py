@@ -201,6 +201,8 @@ def test_a_dump_is_for_other_users_too(tmp_path, service):
             storage.add(Plant(7, "Monstera"))
             if service == "has ended":
                 storage.close()
+            for file in folder.iterdir():
+                file.chmod(0o644)
             folder.chmod(0o555)  # a -shm file, which SQLite needs, can't be made there
             out, errors = (files.enter_context((tmp_path / name).open("w+")) for name in "oe")
             run_as_nobody(dump)

@@ -44,7 +44,9 @@ def test_nobody_can_keep_the_service_from_writing(storage: Storage, database: Pa
     def lock_all() -> None:
         for path in (database.parent, *database.parent.iterdir()):
             with contextlib.suppress(PermissionError):
-                fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+                opened = os.open(path, os.O_RDONLY)
+                fcntl.flock(opened, fcntl.LOCK_EX)
+                fcntl.lockf(opened, fcntl.LOCK_SH)  # SQLite's own are of this kind
         is_locked.set()
         assert is_over.wait(PATIENCE)
 
