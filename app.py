@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import gevent
-from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, Route, request
+from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, abort, request
 from gevent import monkey
 
 from engine import Conflict, NeedsOperator, Unavailable
@@ -42,17 +42,11 @@ EXPECTED = {
     "PLANTS_CORS_ORIGINS": "* or origins like https://example.org, separated by commas",
 }
 HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.IGNORECASE)
+FAILURES = {500: "the service failed", 503: "the storage is not available now"}
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 CORS_PATHS = ("/plants", "/openapi.json")
-PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, POST",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Request-ID",
-    "Access-Control-Max-Age": "600",  # seconds
-}
-# Bottle's, where a route sets none.
-DEFAULT_TYPE = ("Content-Type", BaseResponse.default_content_type)
-JSON_HEADERS = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+DEFAULT_TYPE = ("Content-Type", BaseResponse.default_content_type)  # where a route sets none
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 STATIC = Path(__file__).with_name("static")
 PAGE = ("style.css", "script.js", "icon.svg")
@@ -72,12 +66,21 @@ def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
     use the database that was seen at the start or none. Raises NeedsOperator.
     """
     identity = os.environ.get("PLANTS_STORAGE")
-    if identity is None:  # with a storage of its own, as no connection may cross a fork
-        with contextlib.closing(read_environment(wait_limit)[0]) as checked:
-            identity = checked.check_start()
+    if identity is None:
+        identity, _ = check_start(wait_limit)
     storage, app = read_environment(wait_limit, identity)
     atexit.register(storage.close)
     return app
+
+
+def check_start(wait_limit: float = WAIT_LIMIT) -> tuple[str, str]:
+    """Create the database if there is none; return its identity and description.
+
+    Raises NeedsOperator if anything in the environment is wrong.
+    """
+    # With a storage of its own, as no connection may cross a fork.
+    with contextlib.closing(read_environment(wait_limit)[0]) as storage:
+        return storage.check_start(), storage.engine.description
 
 
 def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tuple[Storage, WSGIApp]:
@@ -113,17 +116,17 @@ def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str]
     app = Bottle()
     app.uninstall(True)  # Bottle's own plugins: every route returns bytes
     app.default_error_handler = answer_error
-    app.install(BearerPlugin(tokens))
+    app.add_hook("before_request", require_host)
+    app.install(partial(require_token, list(tokens)))  # for each route without `skip`
     app.post("/plants", callback=partial(create_plant, storage))
-    public = {"method": ["GET", "HEAD"], "skip": [BearerPlugin.name]}
+    public = {"method": ["GET", "HEAD"], "skip": True}
     app.route("/healthz", callback=partial(check_health, storage), **public)
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
     app.route("/openapi.json", callback=lambda: document, **public)
     for path, name in [("/", "index.html"), *((f"/{name}", name) for name in PAGE)]:
         app.route(path, callback=partial(send_page, name), **public)
     for path in CORS_PATHS if origins else ():  # browsers ask before they send a token
-        preflight = partial(HTTPResponse, status=204, headers=PREFLIGHT)
-        app.route(path, "OPTIONS", preflight, skip=[BearerPlugin.name])
+        app.route(path, "OPTIONS", partial(HTTPResponse, status=204), skip=True)
     return partial(serve, app, origins)
 
 
@@ -139,7 +142,7 @@ def create_plant(storage: Storage) -> bytes:
     except Conflict as error:
         raise HTTPError(409, str(error)) from None
     except Unavailable as error:
-        raise unavailable(error) from None
+        raise HTTPError(503, str(error), Retry_After="1") from None
     answer = plant.to_json()
     del answer["id"]
     return to_json(answer)
@@ -150,7 +153,7 @@ def check_health(storage: Storage) -> bytes:
     try:
         storage.check()
     except Unavailable as error:
-        raise unavailable(error) from None
+        raise HTTPError(503, str(error), Retry_After="1") from None
     return to_json({"status": "ok"})
 
 
@@ -160,38 +163,37 @@ def send_page(name: str) -> HTTPResponse:
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     media_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
     headers = {**PAGE_HEADERS, "Content-Type": media_type, "ETag": etag}
-    known = re.findall(r'"[^"]*"|\*', request.environ.get("HTTP_IF_NONE_MATCH", ""))
-    return HTTPResponse(body, 304 if {etag, "*"} & {*known} else 200, **headers)
+    known = request.environ.get("HTTP_IF_NONE_MATCH", "")
+    return HTTPResponse(body, 304 if etag in known or known == "*" else 200, **headers)
 
 
-class BearerPlugin:
-    """Lets only requests with a bearer token (RFC 6750) through; a route opts out with `skip`."""
+def require_host() -> None:
+    """Raise HTTPError 400 unless there is one valid Host (RFC 9112 section 3.2)."""
+    environ = request.environ
+    # Bottle drops what is not UTF-8, and would find /plants in /pl%ffants.
+    environ["PATH_INFO"] = environ["bottle.raw_path"].encode("latin1").decode(errors="replace")
+    host = environ.get("HTTP_HOST", "")
+    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(host):
+        raise HTTPError(400, "Host must be a host and port, and be given once")
 
-    name = "bearer"
-    api = 2
 
-    def __init__(self, tokens: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+def require_token(tokens: Iterable[str], callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Let only requests with one of `tokens` through to a route's callback (RFC 6750)."""
+    digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
 
-    def apply(self, callback: Callable[..., Any], route: Route) -> Callable[..., Any]:
-        """Wrap a route's callback."""
-
-        def authorized(*args: Any, **kwargs: Any) -> Any:
-            self._authorize(request.environ.get("HTTP_AUTHORIZATION", ""))
-            return callback(*args, **kwargs)
-
-        return authorized
-
-    def _authorize(self, credentials: str) -> None:
-        scheme, _, token = credentials.partition(" ")
-        digest = hashlib.sha256(token.strip(" ").encode()).digest()
+    def authorized(**arguments: Any) -> Any:
+        scheme, _, token = request.environ.get("HTTP_AUTHORIZATION", "").partition(" ")
         if scheme.lower() != "bearer":
             message = "send a token in the header Authorization: Bearer TOKEN"
             raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
+        digest = hashlib.sha256(token.strip(" ").encode()).digest()
         # A list, not a generator: all are compared, so that the time taken reveals nothing.
-        if not any([hmac.compare_digest(digest, known) for known in self._digests]):
+        if not any([hmac.compare_digest(digest, known) for known in digests]):
             challenge = 'Bearer realm="plants", error="invalid_token"'
             raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
+        return callback(**arguments)
+
+    return authorized
 
 
 def require_json(environ: Environ) -> None:
@@ -228,13 +230,6 @@ def read_body(environ: Environ) -> bytes:
     return body
 
 
-def unavailable(reason: Unavailable) -> HTTPError:
-    """The 503 for a storage that can't answer now. The reason is for the operator only."""
-    log.error("request %s got a 503: %s", request.environ["plants.request_id"], reason)
-    message = "the storage is not available now; it is safe to send the same plant again"
-    return HTTPError(503, message, Retry_After="1")
-
-
 def answer_error(error: HTTPError) -> bytes:
     """The body of every answer of 400 and above: an Error object, whoever raised the error."""
     message = str(error.body)
@@ -244,9 +239,10 @@ def answer_error(error: HTTPError) -> bytes:
         error.headers["Allow"] = error.headers["Allow"].replace(",", ", ")
         method = request.method.replace("HEAD", "GET")  # whose Content-Length it has to have
         message = f"{method} is not possible here, only {error.headers['Allow']}"
-    elif error.exception:  # Bottle has caught, and logged, what should not have happened
-        log.error("request %s got a 500: see above", request.environ["plants.request_id"])
-        message = "the service failed; it is safe to send the same plant again"
+    elif error.status_code in FAILURES:  # why is for the operator only
+        request_id = request.environ["plants.request_id"]
+        log.error("request %s got a %d: %s", request_id, error.status_code, message)
+        message = f"{FAILURES[error.status_code]}; it is safe to send the same plant again"
     if len(message) > MESSAGE_LIMIT:
         message = message[: MESSAGE_LIMIT - 1] + "…"
     return to_json({"error": error.status_code, "message": message})
@@ -260,38 +256,30 @@ def to_json(answer: dict[str, Any]) -> bytes:
 def serve(
     app: WSGIApp, origins: Collection[str], environ: Environ, start_response: Callable[..., Any]
 ) -> Iterable[bytes]:
-    """Call `app`; add an X-Request-ID, which is the client's own if that is fit for a log.
-
-    A request without a valid Host is refused (RFC 9112 section 3.2).
-    """
+    """Call `app`; add an X-Request-ID, which is the client's own if that is fit for a log."""
     request_id = environ.get("HTTP_X_REQUEST_ID", "")
     if not REQUEST_ID.fullmatch(request_id):
         request_id = f"{random.getrandbits(128):032x}"
     environ["plants.request_id"] = request_id
     common = [("X-Request-ID", request_id), ("X-Content-Type-Options", "nosniff")]
-    path, host = environ["PATH_INFO"], environ.get("HTTP_HOST", "")
-    if origins and path in CORS_PATHS:
+    if origins and environ["PATH_INFO"] in CORS_PATHS:
         common += allow_origin(environ.get("HTTP_ORIGIN", ""), origins)
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if DEFAULT_TYPE in headers:
             headers.remove(DEFAULT_TYPE)
-            headers += JSON_HEADERS
+            headers += [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
         return start_response(status, headers + common, exc_info)
 
-    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(host):
-        return refuse_host(environ, start)
-    if not path.isascii():  # Bottle drops what is not UTF-8, and would find /plants in /pl%ffants
-        text = path.encode("latin1").decode(errors="replace")
-        environ["PATH_INFO"] = text.encode().decode("latin1")
     return app(environ, start)
 
 
-def refuse_host(environ: Environ, start: Callable[..., Any]) -> list[bytes]:
-    """Answer a request whose Host is missing, or not one host and port."""
-    body = to_json({"error": 400, "message": "Host must be a host and port, and be given once"})
-    start("400 Bad Request", [DEFAULT_TYPE, ("Content-Length", str(len(body)))])
-    return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+def refuse(status: int, message: str, *call: Any) -> Iterable[bytes]:
+    """Answer a `call` that the server can't make as the application would: with an Error."""
+    app = Bottle()
+    app.default_error_handler = answer_error
+    app.add_hook("before_request", partial(abort, status, message))
+    return serve(app, (), *call)
 
 
 def allow_origin(origin: str, origins: Collection[str]) -> list[tuple[str, str]]:
@@ -301,5 +289,8 @@ def allow_origin(origin: str, origins: Collection[str]) -> list[tuple[str, str]]
         headers += [
             ("Access-Control-Allow-Origin", "*" if "*" in origins else origin),
             ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
+            ("Access-Control-Allow-Methods", "GET, POST"),
+            ("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-ID"),
+            ("Access-Control-Max-Age", "600"),  # seconds
         ]
     return headers

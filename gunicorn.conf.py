@@ -12,17 +12,10 @@ import secrets
 import signal
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from gunicorn import __version__
-
-
-def number_from(variable: str, default: int, limit: int) -> int:
-    """Return the number in an environment variable; end the start if it is none."""
-    value = os.environ.get(variable, str(default))
-    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= limit):
-        sys.exit(f"{variable} must be a number from 1 to {limit}, not {value!r}")
-    return int(value)
 
 
 def end(number: int, frame: Any) -> None:
@@ -32,17 +25,15 @@ def end(number: int, frame: Any) -> None:
     os._exit(128 + number)
 
 
-def report_storage(results: "multiprocessing.SimpleQueue[Any]") -> None:
-    """Report the storage's identity and description; end the start if it can't work."""
+def check_storage() -> Any:
+    """Return the storage's identity and description; end the start if it can't work."""
     master: Any = multiprocessing.parent_process()  # whatever is waited for, this ends with it
     threading.Thread(target=lambda: os._exit(master.join() or 1), daemon=True).start()
-    from app import read_environment
+    from app import check_start
     from engine import NeedsOperator
 
     try:
-        storage, _ = read_environment()
-        results.put((storage.check_start(), storage.engine.description))
-        storage.close()
+        return check_start()
     except NeedsOperator as error:
         sys.exit(str(error))
 
@@ -56,15 +47,8 @@ def on_starting(server: Any) -> None:
     name = server.cfg.worker_class_str
     if re.search("asgi|pywsgi", name.lower()):
         sys.exit(f"--worker-class {name} is not possible, leave it out: worker.Worker is for this")
-    os.environ.pop("PLANTS_STORAGE", None)  # of a master before this one
-    processes = multiprocessing.get_context("fork")
-    results = processes.SimpleQueue()
-    check = processes.Process(target=report_storage, args=(results,))
-    check.start()
-    check.join()
-    if check.exitcode:
-        sys.exit(1)
-    os.environ["PLANTS_STORAGE"], server.database = results.get()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as child:
+        os.environ["PLANTS_STORAGE"], server.database = child.submit(check_storage).result()
 
 
 def when_ready(server: Any) -> None:
@@ -75,6 +59,8 @@ def when_ready(server: Any) -> None:
     server.log.info("plants: %s; %s at %s", software, size, addresses)
     address = addresses.partition(",")[0]
     if token_is_new:
+        # For SIGUSR2, which starts anew with the environment from the start.
+        server.cfg.env_orig["PLANTS_TOKENS"] = os.environ["PLANTS_TOKENS"]
         where = re.sub("^unix:(.*)", r"--unix-socket \1 http://localhost", address)
         print(
             "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
@@ -86,19 +72,18 @@ def when_ready(server: Any) -> None:
         )
 
 
-def pre_exec(server: Any) -> None:
-    """Keep the token through SIGUSR2, which starts anew with the environment from the start."""
-    server.cfg.env_orig["PLANTS_TOKENS"] = os.environ["PLANTS_TOKENS"]
-
-
 # Until gunicorn has handlers of its own, which stay when SIGHUP reads this again.
 for each in (signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(each) in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
         signal.signal(each, end)
 
 # What the platform says. Without PORT, gunicorn binds to 127.0.0.1:8000.
-workers = number_from("WEB_CONCURRENCY", 2, 1000)
-number_from("PORT", 8000, 65535)  # gunicorn reads it by itself, with a traceback if it is none
+# gunicorn reads PORT by itself, with a traceback if it is no number.
+for variable, limit in (("PORT", 65535), ("WEB_CONCURRENCY", 1000)):
+    value = os.environ.get(variable, "2")
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= limit):
+        sys.exit(f"{variable} must be a number from 1 to {limit}, not {value!r}")
+workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 
 # One token for all workers, made once: it stays in the environment when SIGHUP reads this again.
 token_is_new = "PLANTS_TOKENS" not in os.environ
@@ -114,7 +99,6 @@ worker_connections = max(1, min(1000, descriptors - 64))
 wsgi_app = "app:get_app()"
 worker_class = "worker.Worker"
 logger_class = "worker.AccessLogger"
-sendfile = False  # worker.Connection has none: it sends head and body in one piece
 accesslog = "-"  # standard output, one line a request
 limit_request_fields, limit_request_field_size = 50, 4096  # the time to parse grows with the square
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection

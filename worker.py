@@ -4,32 +4,26 @@ Not in gunicorn.conf.py, which SIGHUP executes anew while the logger stays that 
 """
 
 import contextlib
-import json
 import logging
 import os
-import random
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import gevent
-from gevent import monkey
-from gunicorn import util
 from gunicorn.http import errors
+from gunicorn.http.wsgi import Response
 from gunicorn.instrument.statsd import Statsd
 from gunicorn.workers.ggevent import GeventWorker
 
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 UNWANTED = 2**16  # bytes to read and throw away at a time
-FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
-SystemSocket = monkey.get_original("socket", "socket")
 
 # Until a worker has handlers of its own it has the master's, in which these would be lost.
 END_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -53,18 +47,12 @@ class Connection:
         self.is_idle, self.waiting_since = is_idle, time.monotonic()
         self.deadline = self.waiting_since + limit
 
-    def begin_request(self) -> None:
-        """Start the clock of a request, if it is not running."""
-        if self.is_idle:
-            self.set_deadline(self._request_limit, is_idle=False)
-
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int) -> Any:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
         if self.is_idle:  # recv() would not wait for what is there, nor let others come first
-            gevent.socket.wait_read(self._sock.fileno())
-        data: bytes = self._sock.recv(size)
-        self.begin_request()
-        return data
+            gevent.socket.wait(self._sock._read_event)
+            self.set_deadline(self._request_limit, is_idle=False)
+        return self._sock.recv(size)
 
     def sendall(self, data: bytes) -> None:
         """Keep a part of an answer until flush()."""
@@ -76,15 +64,11 @@ class Connection:
         while data:  # most often once; gevent's sendall() asks for the buffer's size first
             data = data[self._sock.send(data) :]
 
-    def stop_reading(self) -> None:
-        """Let a request end here, so that an error can still be sent."""
-        self.is_expired = True
-        self.shutdown(socket.SHUT_RD)
-
     def shutdown(self, how: int) -> None:
         """Shut down; not by gevent's method, which would fail a greenlet that waits for data."""
-        with contextlib.suppress(OSError), SystemSocket(fileno=os.dup(self._sock.fileno())) as sock:
-            sock.shutdown(how)
+        self.is_expired = True
+        with contextlib.suppress(OSError):
+            self._sock._sock.shutdown(how)
 
     def close(self) -> None:
         """Close once the client has read its answer (RFC 9112 section 9.6), or its time is up."""
@@ -119,9 +103,9 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
-        if self.connections and len(self.connections) + 1 >= FULL * self.worker_connections:
+        if self.connections and len(self.connections) + 1 >= 0.9 * self.worker_connections:
             oldest = min(self.connections, key=lambda each: (each.is_expired, each.waiting_since))
-            oldest.stop_reading()
+            oldest.shutdown(socket.SHUT_RD)  # so that an error can still be sent
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
@@ -130,12 +114,14 @@ class Worker(GeventWorker):
             self.connections.discard(connection)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
-        """Answer a request, then let other connections go on."""
-        sock.begin_request()
+        """Answer a request; let other connections go on before one that came with the last."""
+        if sock.is_idle:  # nothing was received, so nothing has waited
+            gevent.sleep(0)
+            sock.set_deadline(self.request_limit, is_idle=False)
         req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
-        options = ",".join(value for name, value in req.headers if name == "CONNECTION")
-        if "close" in map(str.strip, options.lower().split(",")):  # gunicorn sees it only alone
-            req.force_close()
+        for name, value in req.headers:  # gunicorn sees a "close" only alone
+            if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
+                req.force_close()
         if chunks := getattr(req.body.reader, "parser", None):
             req.body.reader.parser = limit_chunks(chunks, self.chunk_limit)
         super().handle_request(listener_name, req, sock, addr)
@@ -146,7 +132,6 @@ class Worker(GeventWorker):
         except errors.ParseException:  # which would be a second answer
             raise StopIteration from None
         sock.set_deadline(self.cfg.keepalive)
-        gevent.sleep(0)
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; look after the connections."""
@@ -172,7 +157,7 @@ class Worker(GeventWorker):
             if each.is_expired and now > each.deadline + self.linger_limit:
                 each.shutdown(socket.SHUT_RDWR)
             elif now > each.deadline or (is_over and not self.alive):
-                each.stop_reading()
+                each.shutdown(socket.SHUT_RD)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """End later: where all processes get SIGTERM, the master has to stop listening first."""
@@ -188,26 +173,20 @@ class Worker(GeventWorker):
         """Answer what never came to the application as the application would: with an Error."""
         if isinstance(exc, gevent.GreenletExit):  # the worker ends
             return
-        name, status, message = type(exc).__name__, 500, "the service failed"
+        from app import refuse  # not in the master: SIGHUP could not reload it
+
+        name, status, message = type(exc).__name__, 500, "a request failed in the server"
         if isinstance(exc, errors.ParseException):
-            status, message = STATUS.get(name, 400), str(exc)[:1000]
+            status, message = STATUS.get(name, 400), str(exc)
         else:
-            self.log.exception("a request failed in the server")
-        request_id = f"{random.getrandbits(128):032x}"
-        body = json.dumps({"error": status, "message": message}) + "\n"
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: gunicorn\r\n"
-            f"Date: {util.http_date()}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
-            f"X-Request-ID: {request_id}\r\n\r\n"
-        )
-        client.sendall(f"{head}{body}".encode())
+            self.log.exception(message)
         # Not what the error says: a broken header can have a token in it.
         environ = dict.fromkeys(("RAW_URI", "PATH_INFO", "SERVER_PROTOCOL"), "")
         environ |= {"REMOTE_ADDR": addr[0] if addr else "", "REQUEST_METHOD": name}
-        environ["plants.request_id"] = request_id
-        answer = SimpleNamespace(status=str(status), sent=len(body), headers=[])
+        request = SimpleNamespace(method="", version=(1, 1), should_close=lambda: True)
+        answer = Response(request, client, self.cfg)
+        for part in refuse(status, message, environ, answer.start_response):
+            answer.write(part)
         self.log.access(answer, answer, environ, timedelta())
 
 

@@ -7,12 +7,13 @@ import hmac
 import json
 import re
 from base64 import b64encode
+from functools import partial
 
 import pytest
 from bottle import Bottle
 from webtest import TestApp, TestRequest
 
-from app import BODY_LIMIT, BearerPlugin, create_app, read_list
+from app import BODY_LIMIT, create_app, read_list, require_token
 from app import TOKEN as TOKEN_FORM
 from engine import NeedsOperator
 from schemas import VALIDATORS, Plant
@@ -540,11 +541,11 @@ def test_every_answer_has_a_request_id(client, sent, kept):
 
 
 def test_a_route_that_says_nothing_asks_for_a_token():
-    """Forgetting fails closed; a route for everybody skips the plugin by its name."""
+    """Forgetting fails closed; a route for everybody skips the plugin."""
     app = Bottle()
-    app.install(BearerPlugin([TOKEN]))
+    app.install(partial(require_token, [TOKEN]))
     app.get("/closed", callback=lambda: "in")
-    app.get("/open", callback=lambda: "in", skip=["bearer"])
+    app.get("/open", callback=lambda: "in", skip=True)
     client = TestApp(app)
     assert client.get("/closed", expect_errors=True).status_int == 401
     assert client.get("/open").text == "in"

@@ -396,7 +396,8 @@ def test_litestream_restores_what_it_copied(
 def test_the_table_of_variables_has_all_that_are_read() -> None:
     """And no others; the service's own way to tell its workers something is not for operators."""
     code = "".join(source.read_text() for source in ROOT.glob("*.py"))
-    read = re.findall(r'(?:os\.environ(?:\.get\(|\[)|(?:number_from|read_list)\()"(\w+)"', code)
+    read = re.findall(r'(?:os\.environ(?:\.get\(|\[)|read_list\()"(\w+)"', code)
+    read += re.findall(r'\("([A-Z_]+)", \d+\)', code)
     rows = table("variable")
     assert {variable.strip("`") for variable, _, _ in rows} == {*read} - {"PLANTS_STORAGE"}
     assert ["`DATABASE_URL`", f"`{DEFAULT_URL}`"] in [row[:2] for row in rows]
