@@ -100,7 +100,7 @@ class Connection(psycopg.Connection):
 class PostgreSQLEngine(Engine):
     """One connection to a server; psycopg's waits are cooperative under gevent."""
 
-    obstacle = "PostgreSQL hangs, or another transaction has locked the table"
+    obstacle = "the server hangs, or another transaction has locked the table"
 
     def __init__(self, url: str, identity: str, write_limit: float) -> None:
         """Limit the seconds for a batch; create no table if there was one, of this `identity`."""

@@ -24,6 +24,7 @@ from gunicorn.workers.ggevent import GeventWorker
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 UNWANTED = 2**16  # bytes to read and throw away at a time
+FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
 
 # Until a worker has handlers of its own it has the master's, in which these would be lost.
 END_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -103,7 +104,7 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection; if there are too many, cut the one that has waited longest."""
-        if self.connections and len(self.connections) + 1 >= 0.9 * self.worker_connections:
+        if self.connections and len(self.connections) + 1 >= FULL * self.worker_connections:
             oldest = min(self.connections, key=lambda each: (each.is_expired, each.waiting_since))
             oldest.shutdown(socket.SHUT_RD)  # so that an error can still be sent
         connection = Connection(client, self.request_limit, self.linger_limit)
@@ -195,6 +196,7 @@ def limit_chunks(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
     for count, chunk in enumerate(chunks, 1):
         if count > limit:
             raise errors.ParseException(f"it came in more than {limit} pieces")
+        gevent.sleep(0)  # what stands beside a chunk's length may be long
         yield chunk
 
 

@@ -425,12 +425,13 @@ def test_a_plant_that_somebody_is_inserting_fails_alone(storage, connection):
 
 def test_workers_do_not_lock_each_other_out_where_commits_are_slow(serve, own_server, pool):
     """Who sends a stored plant again gets a 200, if a slow one; here commits wait for a standby."""
-    server = serve(DATABASE_URL=own_server.url())
-    assert server.post({"id": 7, "name": "n"})[0] == 200
+    url = own_server.url()
+    servers = [serve(DATABASE_URL=url, WEB_CONCURRENCY="1") for _ in range(2)]
+    assert [server.post({"id": 7, "name": "n"})[0] for server in servers] == [200, 200]
     own_server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     own_server.execute("SELECT pg_reload_conf()")
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    posts = [pool.submit(server.post, {"id": 7, "name": "n"}) for _ in range(8)]
+    posts = [pool.submit(server.post, {"id": 7, "name": "n"}) for server in servers]
     wait_until(lambda: own_server.execute(waiting) == [(2,)])  # a commit of each worker
     own_server.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
     own_server.execute("SELECT pg_reload_conf()")
