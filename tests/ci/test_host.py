@@ -235,7 +235,7 @@ def test_backups_are_made_by_timer_and_by_cron(host: Machine) -> None:
     wait_until(lambda: len(host.backups()) > count > 0)
     host.run("systemctl stop plants-backup.timer plants-backup; rm -r /var/lib/plants-backups")
     host.run(re.search("`(install -d .*)`", PAGES[ROOT / "docs/deploy.md"])[1])
-    *_, user, command = block("", "0 3 * * *").strip().split(maxsplit=6)
+    *_, user, command = block("", "MAILTO=root\n").strip().split(maxsplit=7)
     assert "%" not in command  # it would end there
     host.run(f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c '{command}'")
     (backup,) = host.backups()
@@ -265,7 +265,7 @@ def test_an_upgrade_keeps_the_plants(host: Machine) -> None:
     host.run(BACKUP)
     with host.network(), Writers(8000) as clients:
         assert clients.goes_on()
-    host.run(block("sh", "systemctl start plants-backup\n"))
+    host.run(block("sh", "systemctl start plants-backup &&"))
     assert host.run("git -C /srv/plants log -1 --format=%s") == "now\n"
     assert host.stored() == set(clients.acknowledged.items())
     assert (host.post(0, clients.acknowledged[0]), host.post(0, "another")) == (200, 409)
