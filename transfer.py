@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from engine import Unavailable
@@ -34,13 +34,14 @@ def load(storage: Storage, lines: BinaryIO) -> Counter[str]:
     """
     counts = Counter({"new": 0, "there already": 0, "conflicting": 0, "invalid": 0})
     batch: dict[int, Plant] = {}  # by the number of the line
-    for number, line in enumerate(cut_lines(lines), 1):
-        if not line.strip():
-            continue
+    for number, line in enumerate(iter(lambda: lines.readline(LINE_LIMIT), b""), 1):
         try:
             if len(line) == LINE_LIMIT:
+                while line and not line.endswith(b"\n"):  # it must not fill the memory
+                    line = lines.readline(LINE_LIMIT)
                 raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
-            batch[number] = parse_new_plant(line.rstrip(b"\r\n"))
+            if line.strip():
+                batch[number] = parse_new_plant(line.rstrip(b"\r\n"))
         except InvalidPlant as error:
             load_batch(storage, batch, counts)  # so that lines are named in their order
             print(f"line {number}: {error}", file=sys.stderr)
@@ -64,14 +65,6 @@ def load_batch(storage: Storage, batch: dict[int, Plant], counts: Counter[str]) 
             print(f"line {number}: {error}", file=sys.stderr)
             counts["conflicting"] += 1
     batch.clear()
-
-
-def cut_lines(lines: BinaryIO) -> Iterator[bytes]:
-    """Return each line, cut to LINE_LIMIT: one without an end must not fill the memory."""
-    while line := lines.readline(LINE_LIMIT):
-        yield line
-        while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
-            line = lines.readline(LINE_LIMIT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
