@@ -44,7 +44,7 @@ PLANTS = [
     Plant(-1, 'quote " backslash \\ newline \n', None),
     Plant(0, "🌵 é \x01 \u2028", "tag"),
     Plant(2**53 + 1, "n", None),
-    Plant(2**63 - 1, "x" * 100_000, "y"),
+    Plant(2**63 - 1, "x" * 2**20, "y"),  # about as long as older versions took
 ]
 
 
@@ -56,11 +56,13 @@ def test_a_dump_loaded_elsewhere_gives_the_same_dump(run, storage, url, tmp_path
     lines = [json.loads(line) for line in dumped.split("\n") if line]
     assert [Plant(**line) for line in lines] == PLANTS
     assert "tag" not in lines[1]
+    assert '"🌵 é \\u0001 \u2028"' in dumped
 
     elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
     status, report, errors = run("load", elsewhere, dumped.encode())
     assert (status, errors) == (0, "")
     assert report == "5 new, 0 there already, 0 conflicting, 0 invalid\n"
+    assert not (tmp_path / "elsewhere.db-wal").exists()  # the database is closed
     assert run("dump", elsewhere) == (0, dumped, "")
     status, report, _ = run("load", url, dumped.encode())
     assert (status, report) == (0, "0 new, 5 there already, 0 conflicting, 0 invalid\n")
@@ -74,6 +76,8 @@ def test_a_load_can_be_repeated(run, storage, url):
         0,
         "0 new, 2 there already, 0 conflicting, 0 invalid\n",
     )
+    status, report, _ = run("load", url, b'{"id": 8, "name": "Fern"}')
+    assert (status, report) == (1, "0 new, 0 there already, 1 conflicting, 0 invalid\n")
 
 
 def test_each_refused_line_is_named(run, storage, url, stored):
@@ -84,7 +88,7 @@ def test_each_refused_line_is_named(run, storage, url, stored):
         b'{"id": 8, "name": "Sequoia", "height": 90}',
         b'{"id": 7, "name": "Sequoia"}',
         b'{"id": "9"}',
-        b'{"id": ',
+        b'{"id": \r',
         b'{"id": 9, "name": "\xff"}',
         b'{"id": 9, "name": "' + b"x" * LINE_LIMIT + b'"}',
         b'{"id": 10, "name": "last, without an end"}',
@@ -97,13 +101,22 @@ def test_each_refused_line_is_named(run, storage, url, stored):
         'line 4: id: must be an integer, not "9"; name: required but missing',
         "line 5: the plant is not JSON: Expecting value at column 8",
         "line 6: the plant is not UTF-8: byte 0xff at offset 19",
-        f"line 7: longer than {LINE_LIMIT} bytes",
+        "line 7: longer than 1049600 bytes",
     ]
     assert stored() == [
         (7, "Monstera", None),
         (8, "Sequoia", None),
         (10, "last, without an end", None),
     ]
+
+
+def test_what_is_too_long_is_one_line(run, url, stored):
+    """Its rest is not taken for others, with an end or without, and the next line is taken."""
+    plant = b'{"id": 7, "name": "n"}'
+    lines = b"x" * (LINE_LIMIT - 1), plant, b"x" * 3 * LINE_LIMIT, b"x" * 2 * LINE_LIMIT
+    status, report, _ = run("load", url, b"\n".join(lines))
+    assert (status, report) == (1, "1 new, 0 there already, 0 conflicting, 3 invalid\n")
+    assert stored() == [(7, "n", None)]
 
 
 def test_blank_lines_are_skipped_but_counted(run, url, stored):
@@ -127,11 +140,12 @@ def test_line_numbers_go_on_across_batches(run, storage, url, stored):
 
 def test_large_plants_are_stored_in_small_batches(url):
     """What is sent at once has to come to its end within the time limit of a request."""
-    sizes = []
+    sizes, lengths = [], []
 
     class Observed(Storage):
         def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
             sizes.append(sum(len(plant.name) for plant in plants))
+            lengths.append(len(plants))
             return super().add_all(plants)
 
     names = [b"x" * length for length in (LINE_LIMIT // 2, 4000, 10) for _ in range(500)][490:]
@@ -141,6 +155,7 @@ def test_large_plants_are_stored_in_small_batches(url):
         counts = load(storage, io.BytesIO(b"".join(lines)))
     assert counts["new"] == len(names) and sum(sizes) == sum(map(len, names))
     assert max(sizes) < 2 * LINE_LIMIT and len(sizes) < 20
+    assert max(lengths) == 250
 
 
 def test_the_url_comes_from_the_environment_too(run, storage, url, monkeypatch):
@@ -240,6 +255,30 @@ def test_what_cannot_be_written_is_said_in_one_line(storage, url):
             timeout=PATIENCE,
         )
     assert (dump.returncode, dump.stderr) == (1, b"[Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("reader", ["a full disk", "nobody"])
+def test_a_report_that_cannot_be_written_fails_a_load(url, stored, reader):
+    """Nobody would learn of refused lines; the others are stored."""
+    with open("/dev/full", "wb") as full, os.fdopen(unread_pipe(), "wb") as pipe:
+        load = subprocess.run(
+            [*COMMAND, "load", url],
+            cwd=ROOT,
+            env=BUFFERED,
+            input=b'{"id": 7, "name": "n"}',
+            stdout=full if reader == "a full disk" else pipe,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE,
+        )
+    assert (load.returncode, load.stderr.count(b"\n")) == (1, 1)
+    assert stored() == [(7, "n", None)]
+
+
+def unread_pipe() -> int:
+    """The writing end of a pipe whose other end is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
 
 
 def test_a_lock_that_is_not_released_ends_a_load(database):
