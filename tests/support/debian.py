@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.ci.test_bare_machine import CACHE, CERTIFICATES, make_system
 
-PIP = {"PIP_INDEX_URL": "index-url", "PIP_DEFAULT_TIMEOUT": "timeout", "https_proxy": "proxy"}
+PIP = {"PIP_INDEX_URL": "index_url", "PIP_DEFAULT_TIMEOUT": "timeout", "https_proxy": "proxy"}
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
 
 
