@@ -114,7 +114,7 @@ class Storage:
                 return [error] * len(batch)
             return self._write_one_by_one(batch)
         self.inserted += inserted.new
-        if inserted.new or not plants:
+        if inserted.new or None in batch:
             self._last_write = time.monotonic()
         if inserted.existing is None and not inserted.locked:
             return [None] * len(batch)

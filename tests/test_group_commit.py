@@ -315,6 +315,17 @@ def test_health_checks_share_one_write_a_second(storage, engine):
             storage.check()
 
 
+def test_a_health_check_beside_plants_that_are_there_already_writes(storage, engine):
+    """They write nothing, so a full disk would not be noticed; and it writes once in a second."""
+    storage.add(Plant(1, "plant 1"))
+    with writing_and_waiting(storage, engine, *plants(1), [*plants(1), None]) as (_, others):
+        pass
+    assert others.result(PATIENCE) == [None, None]
+    assert engine.batches[-2:] == [plants(1), []]
+    storage.check()
+    assert engine.batches[-1] == []
+
+
 def test_a_plant_that_is_deleted_at_the_same_time_is_not_answered_for():
     """It was there when it should have been stored, and not any more when it was compared."""
 
