@@ -91,9 +91,9 @@ def test_every_connection_syncs_every_commit(database, after_statement):
         ),
     )
     for number in range(2):
-        with contextlib.closing(started(database)) as storage:
+        with contextlib.closing(Storage.from_url(f"sqlite:///{database}", "", 9.0)) as storage:
             storage.add(Plant(number, "n"))
-    assert found == [[2, 1, 100]] * 2
+    assert found == [[2, 1, 4500]] * 2  # milliseconds: half of what a request waits
 
 
 def test_a_url_can_have_any_path(tmp_path, monkeypatch):
@@ -131,6 +131,8 @@ def test_another_programs_database_is_refused(database):
         before = database.read_bytes()
         with pytest.raises(NeedsOperator, match="is empty or another program's"):
             open_storage(database).check_start()
+        with pytest.raises(NeedsOperator, match="is empty or another program's"):
+            list(open_storage(database).rows())
         assert database.read_bytes() == before
 
 
@@ -158,6 +160,14 @@ def test_a_damaged_database_is_refused(storage, database):
         file.write(b"\xff" * 3000)
     with pytest.raises(NeedsOperator, match=r"plants\.db: .*malformed"):
         storage.check_start()
+
+
+def test_a_full_disk_is_waited_for(database, after_statement):
+    """SQLite's own limit of pages fails as a disk without room does."""
+    after_statement("PRAGMA wal_checkpoint", lambda it: it.execute("PRAGMA max_page_count = 2"))
+    with pytest.raises(Unavailable, match="is full") as failure:
+        open_storage(database).add(Plant(1, "x" * 10_000))
+    assert not isinstance(failure.value, NeedsOperator)
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path):
