@@ -24,7 +24,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA user_version = {VERSION}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
-TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
+TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
 

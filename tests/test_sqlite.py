@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
+import stat
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -382,7 +383,40 @@ def test_a_folder_that_goes_away_is_unavailable(tmp_path):
     storage.close()
 
 
+def test_reading_all_plants_leaves_the_files_as_they_are(database):
+    """Whoever reads holds no lock, so the last to close must not checkpoint."""
+    started(database).close()
+    write_and_die(database, Plant(1, "one"))
+    files = (database, Path(f"{database}-wal"))
+    before = [file.read_bytes() for file in files]
+    assert list(open_storage(database).rows()) == [Plant(1, "one")]
+    assert [file.read_bytes() for file in files] == before
+
+
 # the lock
+
+
+def test_what_a_start_makes_is_for_its_user_alone(database):
+    """Who can open a file, even to read it, can lock it and keep the service waiting."""
+    started(database)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.parent.iterdir()}
+    assert modes == {f"plants.db{suffix}": 0o600 for suffix in ("", "-lock", "-shm", "-wal")}
+
+
+def test_a_link_in_place_of_the_lock_harms_no_other_file(database):
+    """What somebody else may have put there is neither made nor given other rights."""
+    started(database).close()
+    lock, other = Path(f"{database}-lock"), database.with_name("other")
+    lock.unlink()
+    lock.symlink_to(other)
+    with pytest.raises(NeedsOperator, match="symbolic links"):
+        open_storage(database).add(Plant(1, "one"))
+    assert not other.exists()
+    lock.unlink()
+    other.touch(0o640)
+    os.link(other, lock)
+    open_storage(database).add(Plant(1, "one"))
+    assert stat.S_IMODE(other.stat().st_mode) == 0o640
 
 
 def test_the_wait_for_a_lock_ends_in_time(database, stored, monkeypatch):
