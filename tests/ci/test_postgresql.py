@@ -271,9 +271,11 @@ def test_while_the_server_is_known_to_be_away_all_fails_at_once(start, own_serve
         took.append(time.monotonic() - begin)
     assert sum(took[1:]) < took[0]
     own_server.start()
-
     wait_until(lambda: succeeds(storage.check))
-    storage.add(MONSTERA)
+    own_server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'plants'"
+    )
+    storage.add(MONSTERA)  # on another connection: the first failure is over
 
 
 def test_how_often_a_server_that_is_away_is_tried(monkeypatch):
@@ -491,6 +493,18 @@ def test_a_lost_connection_is_made_again_unnoticed(storage, connection, sessions
     storage.add(Plant(8, "n"))
     assert len(stored()) == 2
     assert old not in sessions()
+
+
+def test_a_connection_is_kept(storage, sessions, monkeypatch):
+    """The deadline of a batch is not that of a later one."""
+    ahead = 0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr("postgresql.time", clock)
+    storage.add(MONSTERA)
+    first = sessions()
+    ahead = 1000
+    storage.add(Plant(8, "n"))
+    assert sessions() == first
 
 
 def test_a_batch_is_sent_again_where_the_connection_is_lost_under_it(
