@@ -33,9 +33,9 @@ class Inserted(NamedTuple):
 class Engine(Protocol):
     """A database with a table of plants, used by one thread at a time.
 
-    insert() stores durably the plants whose id is new; without plants, it proves that it could. It
-    stores none if it raises Unavailable, or another exception for a plant that makes all fail.
-    locked() keeps other processes from writing. rows() are all plants as of now, by id.
+    insert() stores durably the plants whose id is new; without plants, it proves that it could. If
+    it raises Unavailable, each may be stored or not; another exception means that plants are at
+    fault. locked() keeps other processes from writing. rows() are all plants as of now, by id.
     """
 
     description: str  # what the database is and where, without a password

@@ -50,7 +50,7 @@ INSERT = f"""{SETTINGS}
 # be on this server alone. Workers that share a row do not wait for each other's slow commits.
 SELECT = f"""{SETTINGS}
     SELECT {COLUMNS} FROM settings, plants
-    WHERE id = ANY(%s::bigint[]) ORDER BY id FOR SHARE OF plants"""
+    WHERE id = ANY(%s::bigint[]) FOR SHARE OF plants"""
 # Locks a row, if nobody else has, and changes nothing.
 TRY_A_WRITE = f"""{SETTINGS}, one AS (
         SELECT {COLUMNS} FROM settings, plants WHERE id = (SELECT id FROM plants LIMIT 1)
@@ -108,20 +108,20 @@ class PostgreSQLEngine(Engine):
         self._write_limit = write_limit - CANCEL_LIMIT
         self._connection: Connection | None = None
         self._failure: Exception | None = None  # while the server is known to be away
-        self._retry_at = 0.0  # when to connect again; until then batches fail at once
+        self._retry_at = 0.0  # when to connect again
         self._is_not_replicated = False  # whether a commit did not wait for the standbys
         self._locked: dict[int, float] = {}  # when to try rows again that others hold, by id
         self.description, self.identity = "PostgreSQL, not reached yet", identity
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
-        begin = time.monotonic()
-        if self._failure and begin < self._retry_at:
+        deadline = time.monotonic() + self._write_limit
+        if self._failure and time.monotonic() < self._retry_at:
             raise self._failure
         while True:
             start = time.monotonic()
             try:
-                connection = self._connection or self._open(begin + self._write_limit)
-                connection.deadline = begin + self._write_limit
+                connection = self._connection or self._open(deadline)
+                connection.deadline = deadline
                 inserted = self._insert(connection, plants)
                 self._failure = None
                 return inserted
@@ -129,10 +129,10 @@ class PostgreSQLEngine(Engine):
                 failure, now = explain(error), time.monotonic()
             if not isinstance(failure, LostConnection):
                 raise failure
-            if self._connection is None:
+            if self._connection is None:  # fail at once for as long as this try took
                 self._retry_at = now + (now - start)
             self.close()
-            if self._failure or now > begin + self._write_limit:
+            if self._failure or now > deadline:
                 self._failure = failure
                 raise failure
             log.warning("%s; connecting again", failure)
@@ -236,23 +236,22 @@ def insert_new(connection: Connection, plants: Sequence[Plant]) -> int:
 
 def parse_url(url: str) -> dict[str, Any]:
     """Return libpq's parameters. Raises NeedsOperator, without repeating a part of `url`."""
-    try:
-        given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        given = {"host": "@"}
-    if any("@" in str(given.get(name)) for name in ("host", "dbname")):
-        raise NeedsOperator(
-            "DATABASE_URL must be like postgresql://user:password@host/database, with special "
-            "characters percent-encoded"
-        )
-    return {
-        "connect_timeout": 2,  # seconds, for each address
-        "fallback_application_name": "plants",
-        "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
-        "target_session_attrs": "read-write",  # of several servers, the one that takes writes
-        **given,
-        "client_encoding": "utf8",
-    }
+    with contextlib.suppress(psycopg.ProgrammingError):
+        given = psycopg.conninfo.conninfo_to_dict(url)
+        # An @ there shows that a part of a password was taken for it.
+        if not any("@" in str(given.get(name)) for name in ("host", "dbname")):
+            return {
+                "connect_timeout": 2,  # seconds, for each address
+                "fallback_application_name": "plants",
+                "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
+                "target_session_attrs": "read-write",  # of several servers, that for writes
+                **given,
+                "client_encoding": "utf8",
+            }
+    raise NeedsOperator(
+        "DATABASE_URL must be like postgresql://user:password@host/database, with special "
+        "characters percent-encoded"
+    )
 
 
 def explain(error: psycopg.Error) -> Exception:

@@ -24,7 +24,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA user_version = {VERSION}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
-TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
+TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
 
@@ -109,7 +109,7 @@ class SQLiteEngine(Engine):
 
         As with SQLite's own files, the one that root makes is given to the database's owner.
         """
-        lock = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        lock = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         own = os.fstat(lock)
         with contextlib.suppress(OSError):  # there is no database yet, or its group is not ours
             database = os.stat(self._path)
@@ -152,7 +152,7 @@ class SQLiteEngine(Engine):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(left)
         # Who may read the file can hold SQLite's locks, too.
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
         with contextlib.closing(self._connect(new, "rw")) as connection:
             connection.executescript(SCHEMA)
         os.rename(new, self._path)  # SQLite syncs the folder when it changes the journal mode

@@ -116,8 +116,6 @@ class Storage:
         self.inserted += inserted.new
         if inserted.new or None in batch:
             self._last_write = time.monotonic()
-        if inserted.existing is None and not inserted.locked:
-            return [None] * len(batch)
         return [plant and outcome(plant, inserted) for plant in batch]
 
     def _write_one_by_one(self, batch: Batch) -> Outcomes:
@@ -175,7 +173,7 @@ class GroupCommit:
                 self._writer.start()
         self._wake_up.set()
         for entry in entries:
-            if not entry.done.wait(max(0, deadline - time.monotonic())):
+            if not entry.done.wait(deadline - time.monotonic()):
                 obstacle = self._engine.obstacle or "the storage does not answer"
                 entry.error = Unavailable(f"gave up after {limit:.3g} s: {obstacle}")
                 with contextlib.suppress(ValueError):  # it is being written
@@ -198,7 +196,7 @@ class GroupCommit:
                 self._wake_up.wait()
                 self._wake_up.clear()
                 while self._queue:
-                    self._finish(self._call(self._commit))
+                    self._finish(self._call(self._write_next))
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another
             with self._lock:
@@ -214,8 +212,8 @@ class GroupCommit:
             entry.done.set()
         self._batch = []
 
-    def _commit(self) -> Outcomes:
-        """Write what is in the queue once the lock is there."""
+    def _write_next(self) -> Outcomes:
+        """Write the next batch, which is what is in the queue once the lock is there."""
         try:
             with self._engine.locked():
                 batch = self._take()

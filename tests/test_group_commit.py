@@ -8,16 +8,18 @@ import gc
 import itertools
 import random
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import Storage
+from storage import CHECK_INTERVAL, MAX_BATCH, Storage
 from tests.support.server import PATIENCE, wait_until
 
 
@@ -33,8 +35,10 @@ class MemoryEngine(Engine):
         self.is_writing = threading.Event()
         self.is_closed = threading.Event()
         self.failure: Exception | None = None
+        self.calls = 0  # of insert()
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
+        self.calls += 1
         self.is_writing.set()
         assert self.go.wait(PATIENCE)
         if self.failure:
@@ -198,6 +202,7 @@ def test_a_failing_engine_fails_its_batch_and_no_other(storage, engine, failure)
         engine.failure = failure
     assert first.result(PATIENCE) == [failure]
     assert others.result(PATIENCE) == [failure] * 2
+    assert engine.calls == 2  # they are not tried one by one
     engine.failure = None
     storage.add(Plant(4, "four"))
     assert list(engine.rows()) == [Plant(4, "four")]
@@ -315,15 +320,55 @@ def test_health_checks_share_one_write_a_second(storage, engine):
             storage.check()
 
 
-def test_a_health_check_beside_plants_that_are_there_already_writes(storage, engine):
-    """They write nothing, so a full disk would not be noticed; and it writes once in a second."""
-    storage.add(Plant(1, "plant 1"))
-    with writing_and_waiting(storage, engine, *plants(1), [*plants(1), None]) as (_, others):
-        pass
-    assert others.result(PATIENCE) == [None, None]
-    assert engine.batches[-2:] == [plants(1), []]
+def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
+    """A plant that was there already is none, whether it comes before a check or with it."""
+    one, now = [Plant(1, "one")], time.monotonic()
+    monkeypatch.setattr("storage.time", SimpleNamespace(monotonic=lambda: now))
+    storage.add(Plant(1, "one"))
+    now += CHECK_INTERVAL + 0.1
+    storage.add(Plant(1, "one"))
     storage.check()
-    assert engine.batches[-1] == []
+    storage.check()
+    assert engine.batches == [one, one, []]
+    with writing_and_waiting(storage, engine, Plant(2, "two"), [Plant(1, "one"), None]):
+        pass
+    assert engine.batches[3:] == [[Plant(2, "two")], one, []]
+
+
+def test_the_engine_is_used_through_call_only():
+    """Its calls may block, which would keep all greenlets of the process waiting."""
+    depths = []
+
+    class WatchedEngine(MemoryEngine):
+        def locked(self) -> contextlib.AbstractContextManager[None]:
+            depths.append(depth)
+            return super().locked()
+
+        def insert(self, plants: Sequence[Plant]) -> Inserted:
+            depths.append(depth)
+            return super().insert(plants)
+
+        def close(self) -> None:
+            depths.append(depth)
+
+    depth = 0
+
+    def call(function: Callable[[], object]) -> object:
+        nonlocal depth
+        depth += 1
+        try:
+            return function()
+        finally:
+            depth -= 1
+
+    with contextlib.closing(make_storage(WatchedEngine(), call=call)) as storage:
+        storage.add(Plant(1, "one"))
+    assert depths == [1, 1, 1]
+
+
+def test_a_batch_fits_into_a_statement():
+    """SQLite takes so many values, unless it was built for more."""
+    assert MAX_BATCH * len(Plant._fields) <= 32_766
 
 
 def test_a_plant_that_is_deleted_at_the_same_time_is_not_answered_for():

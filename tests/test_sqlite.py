@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
+import stat
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -91,9 +92,9 @@ def test_every_connection_syncs_every_commit(database, after_statement):
         ),
     )
     for number in range(2):
-        with contextlib.closing(started(database)) as storage:
+        with contextlib.closing(Storage.from_url(f"sqlite:///{database}", "", 9.0)) as storage:
             storage.add(Plant(number, "n"))
-    assert found == [[2, 1, 100]] * 2
+    assert found == [[2, 1, 4500]] * 2  # milliseconds: half of what a request waits
 
 
 def test_a_url_can_have_any_path(tmp_path, monkeypatch):
@@ -131,6 +132,8 @@ def test_another_programs_database_is_refused(database):
         before = database.read_bytes()
         with pytest.raises(NeedsOperator, match="is empty or another program's"):
             open_storage(database).check_start()
+        with pytest.raises(NeedsOperator, match="is empty or another program's"):
+            list(open_storage(database).rows())
         assert database.read_bytes() == before
 
 
@@ -158,6 +161,14 @@ def test_a_damaged_database_is_refused(storage, database):
         file.write(b"\xff" * 3000)
     with pytest.raises(NeedsOperator, match=r"plants\.db: .*malformed"):
         storage.check_start()
+
+
+def test_a_full_disk_is_waited_for(database, after_statement):
+    """SQLite's own limit of pages fails as a disk without room does."""
+    after_statement("PRAGMA wal_checkpoint", lambda it: it.execute("PRAGMA max_page_count = 2"))
+    with pytest.raises(Unavailable, match="is full") as failure:
+        open_storage(database).add(Plant(1, "x" * 10_000))
+    assert not isinstance(failure.value, NeedsOperator)
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path):
@@ -372,7 +383,40 @@ def test_a_folder_that_goes_away_is_unavailable(tmp_path):
     storage.close()
 
 
+def test_reading_all_plants_leaves_the_files_as_they_are(database):
+    """Whoever reads holds no lock, so the last to close must not checkpoint."""
+    started(database).close()
+    write_and_die(database, Plant(1, "one"))
+    files = (database, Path(f"{database}-wal"))
+    before = [file.read_bytes() for file in files]
+    assert list(open_storage(database).rows()) == [Plant(1, "one")]
+    assert [file.read_bytes() for file in files] == before
+
+
 # the lock
+
+
+def test_what_a_start_makes_is_for_its_user_alone(database):
+    """Who can open a file, even to read it, can lock it and keep the service waiting."""
+    started(database)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.parent.iterdir()}
+    assert modes == {f"plants.db{suffix}": 0o600 for suffix in ("", "-lock", "-shm", "-wal")}
+
+
+def test_a_link_in_place_of_the_lock_harms_no_other_file(database):
+    """What somebody else may have put there is neither made nor given other rights."""
+    started(database).close()
+    lock, other = Path(f"{database}-lock"), database.with_name("other")
+    lock.unlink()
+    lock.symlink_to(other)
+    with pytest.raises(NeedsOperator, match="symbolic links"):
+        open_storage(database).add(Plant(1, "one"))
+    assert not other.exists()
+    lock.unlink()
+    other.touch(0o640)
+    os.link(other, lock)
+    open_storage(database).add(Plant(1, "one"))
+    assert stat.S_IMODE(other.stat().st_mode) == 0o640
 
 
 def test_the_wait_for_a_lock_ends_in_time(database, stored, monkeypatch):

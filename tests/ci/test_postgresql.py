@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 
 from engine import NeedsOperator, Unavailable
-from postgresql import CANCEL_LIMIT, LostConnection
+from postgresql import CANCEL_LIMIT, LostConnection, PostgreSQLEngine, explain
 from schemas import Plant
 from storage import Storage
 from tests.support.on_postgresql import *  # noqa: F403
@@ -173,6 +174,19 @@ def test_no_right_to_create_the_table_is_refused(start, url, connection, schema)
         start(url.replace("user=postgres", f"user={schema}_guest"))
 
 
+@pytest.mark.parametrize(
+    "message",
+    ['FATAL:  password authentication failed for user "u"', "fe_sendauth: no password supplied",
+     'FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d", no encryption',
+     'FATAL:  role "u" is not permitted to log in', 'FATAL:  permission denied for database "d"',
+     "server does not support SSL, but SSL was required"],
+)  # fmt: skip
+def test_a_server_that_refuses_the_user_needs_the_operator(message):
+    """Such an error has no code."""
+    failed = psycopg.OperationalError(f'connection to server at "h", port 5432 failed: {message}')
+    assert isinstance(explain(failed), NeedsOperator)
+
+
 @pytest.mark.parametrize("order", [0, 1])
 def test_one_of_several_servers_that_refuses_does_not_stop_the_start(start, url, tmp_path, order):
     """The other server may only be away for a while."""
@@ -257,9 +271,38 @@ def test_while_the_server_is_known_to_be_away_all_fails_at_once(start, own_serve
         took.append(time.monotonic() - begin)
     assert sum(took[1:]) < took[0]
     own_server.start()
-
     wait_until(lambda: succeeds(storage.check))
-    storage.add(MONSTERA)
+    own_server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'plants'"
+    )
+    storage.add(MONSTERA)  # on another connection: the first failure is over
+
+
+def test_how_often_a_server_that_is_away_is_tried(monkeypatch):
+    """Half of the time batches fail at once: here each attempt to connect takes two seconds."""
+    now, attempts = 0.0, []
+
+    def connect(**_: object) -> None:
+        nonlocal now
+        attempts.append(now)
+        now += 2
+        raise psycopg.OperationalError("no route")
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("postgresql.Connection.connect", connect)
+    monkeypatch.setattr("postgresql.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    engine = PostgreSQLEngine("postgresql://h/d", "", 3 + CANCEL_LIMIT)
+    failed_at = []
+    for wait in (0, 0, 1.9, 0.2, 0):
+        now += wait
+        with pytest.raises(LostConnection, match="no route"):
+            engine.insert([MONSTERA])
+        failed_at.append(now)
+    assert attempts == pytest.approx([0, 2.2, 6.3])
+    assert failed_at == pytest.approx([4.2, 4.2, 6.1, 8.3, 8.3])
 
 
 def test_a_storage_that_is_closed_stops_connecting():
@@ -347,8 +390,9 @@ def test_other_requests_go_on_during_a_slow_statement(serve, storage, connection
 
 
 @pytest.mark.parametrize("rows", ["SELECT * FROM plants LIMIT 1", "SELECT * FROM plants"])
-def test_health_checks_wait_for_no_row_lock(storage, connection, pool, rows):
+def test_health_checks_wait_for_no_row_lock(storage, connection, pool, monkeypatch, rows):
     """While another program holds the first row or all rows, plants are stored all the same."""
+    monkeypatch.setattr("storage.CHECK_INTERVAL", -1)  # each is a write
     storage.add_all([Plant(number, "n") for number in range(10)])
     with connection.transaction():
         connection.execute(f"{rows} FOR UPDATE")
@@ -449,6 +493,18 @@ def test_a_lost_connection_is_made_again_unnoticed(storage, connection, sessions
     storage.add(Plant(8, "n"))
     assert len(stored()) == 2
     assert old not in sessions()
+
+
+def test_a_connection_is_kept(storage, sessions, monkeypatch):
+    """The deadline of a batch is not that of a later one."""
+    ahead = 0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr("postgresql.time", clock)
+    storage.add(MONSTERA)
+    first = sessions()
+    ahead = 1000
+    storage.add(Plant(8, "n"))
+    assert sessions() == first
 
 
 def test_a_batch_is_sent_again_where_the_connection_is_lost_under_it(
