@@ -25,6 +25,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
 TRY_A_WRITE = f"PRAGMA user_version = {VERSION}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
+LOST = "was deleted or replaced: restore it, then restart"
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
 
@@ -61,7 +62,7 @@ class SQLiteEngine(Engine):
             raise
         except (sqlite3.Error, OSError) as error:
             raise explain(self._path, error) from None
-        raise NeedsOperator(f"{self._path} was deleted or replaced: restore it, then restart")
+        raise NeedsOperator(f"{self._path} {LOST}")
 
     def rows(self) -> Iterator[Plant]:
         try:
@@ -126,7 +127,7 @@ class SQLiteEngine(Engine):
             found = self._find_files("")
         # Before SQLite opens the file, as it would replay a -wal of another one into it.
         if self.identity not in ("", str(found)):
-            raise NeedsOperator(f"{self._path} was deleted or replaced: restore it, then restart")
+            raise NeedsOperator(f"{self._path} {LOST}")
         if os.path.isfile(self._path) and os.stat(self._path).st_nlink > 1:
             raise NeedsOperator(f"{self._path} has a hard link; with two names it has two -wal")
         connection = self._connect(self._path, "rw")
@@ -226,7 +227,7 @@ def explain(path: str, error: sqlite3.Error | OSError) -> Unavailable:
             owner, user = user_name(os.stat(place).st_uid), user_name(os.geteuid())
             reason = f"{reason}; {place} belongs to {owner}, and this runs as {user}"
             break
-    return NeedsOperator(f"{path}: {reason}; fix that, or set DATABASE_URL to another file")
+    return NeedsOperator(f"{path}: {reason}{REMEDY}")
 
 
 def user_name(number: int) -> str:
