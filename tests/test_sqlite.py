@@ -383,6 +383,15 @@ def test_a_folder_that_goes_away_is_unavailable(tmp_path):
     storage.close()
 
 
+def test_what_a_constraint_of_the_operators_refuses_harms_no_other_plant(storage, database):
+    """It is the plant that is at fault, and neither the file nor the batch."""
+    storage.check_start()
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE UNIQUE INDEX names ON plants (name)")
+    outcomes = storage.add_all([Plant(1, "one"), Plant(2, "one"), Plant(3, "three")])
+    assert [type(each) for each in outcomes] == [type(None), sqlite3.IntegrityError, type(None)]
+
+
 def test_reading_all_plants_leaves_the_files_as_they_are(database):
     """Whoever reads holds no lock, so the last to close must not checkpoint."""
     started(database).close()
@@ -489,6 +498,15 @@ def test_a_process_can_end_while_another_holds_the_lock(database):
 
     with lock_held(database):
         run_in_child(work)
+
+
+def test_a_lock_file_that_was_deleted_is_made_again(database):
+    """Whoever comes later locks the new one, so the old one keeps nobody out."""
+    storage = open_storage(database, wait_limit=SOON)
+    wait_until(lambda: is_stored(storage, Plant(1, "one")))
+    os.unlink(f"{database}-lock")
+    with lock_held(database), pytest.raises(Unavailable, match="hold the lock"):
+        storage.add(Plant(2, "two"))
 
 
 def test_a_killed_process_leaves_no_lock_behind(storage, database):
