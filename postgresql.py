@@ -186,7 +186,8 @@ class PostgreSQLEngine(Engine):
             free = [plant for plant in plants if plant.id not in self._locked]
             ids = [plant.id for plant in free]
             try:
-                new += (added := insert_new(connection, free))
+                added = insert_new(connection, free) if free or not plants else 0
+                new += added
                 if added < len(free):
                     found = map(Plant._make, connection.execute(SELECT, [ids]))
                     existing = {plant.id: plant for plant in found}
