@@ -1,6 +1,7 @@
 """The storage on a SQLite file: what is refused at start, what is durable, who may write."""
 
 import contextlib
+import fcntl
 import functools
 import itertools
 import multiprocessing
@@ -348,6 +349,28 @@ def test_a_plant_does_not_depend_on_a_wal_whose_sync_failed(database, tmp_path):
     Path(f"{after}-wal").write_bytes(on_the_disk if wal.startswith(on_the_disk) else wal)
     with contextlib.closing(sqlite3.connect(after)) as connection:
         assert connection.execute("SELECT id FROM plants").fetchall() == [(1,), (2,)]
+
+
+def test_while_another_program_checkpoints_nothing_is_answered_for(storage, database):
+    """What a killed process left can't be synced then."""
+
+    def checkpoint() -> None:
+        with open(f"{database}-shm", "r+b") as shm:
+            fcntl.lockf(shm, fcntl.LOCK_EX, 1, 121)  # WAL_CKPT_LOCK, sqlite.org/walformat.html
+            is_held.set()
+            assert is_over.wait(PATIENCE)
+
+    is_held, is_over = FORK.Event(), FORK.Event()
+    with contextlib.closing(sqlite3.connect(database)) as reader:
+        reader.execute("SELECT * FROM plants")
+        program = FORK.Process(target=checkpoint)
+        program.start()
+        assert is_held.wait(PATIENCE)
+        with pytest.raises(Unavailable, match="another program is at work on it"):
+            storage.add(Plant(1, "one"))
+        is_over.set()
+        program.join(PATIENCE)
+        storage.add(Plant(1, "one"))
 
 
 def write_and_die(database: Path, plant: Plant) -> None:

@@ -6,6 +6,7 @@ What every engine does is in test_on_postgresql.py, fail-over to a standby in te
 import contextlib
 import json
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -335,6 +336,27 @@ def test_a_server_that_accepts_and_never_answers_is_given_up(start):
         for look in (lambda: storage.add(MONSTERA), storage.check):
             with pytest.raises(Unavailable, match="PostgreSQL: "):
                 look()
+
+
+def test_a_server_that_hangs_once_it_is_connected_to_is_given_up():
+    """The check of the table has the deadline of the batch, which leaves time for a cancel."""
+    said = {"server_encoding": "UTF8", "client_encoding": "UTF8", "server_version": "15.0",
+            "in_hot_standby": "off", "default_transaction_read_only": "off"}  # fmt: skip
+    answers = [b"R" + struct.pack("!II", 8, 0)]  # the user is who it says
+    for name, value in said.items():
+        text = f"{name}\0{value}\0".encode()
+        answers.append(b"S" + struct.pack("!I", 4 + len(text)) + text)
+    answers.append(b"K" + struct.pack("!III", 12, 1, 1) + b"Z" + struct.pack("!Ic", 5, b"I"))
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        port = server.getsockname()[1]
+        url = f"postgresql://127.0.0.1:{port}/plants?sslmode=disable&gssencmode=disable"
+        with contextlib.closing(Storage.from_url(url, wait_limit=SOON)) as storage:
+            adding = pool.submit(storage.add, MONSTERA)
+            with server.accept()[0] as connection:
+                connection.recv(2**16)
+                connection.sendall(b"".join(answers))
+                with pytest.raises(Unavailable, match="PostgreSQL: the server hangs"):
+                    adding.result(PATIENCE)
 
 
 def test_health_is_told_in_time_while_the_server_hangs(serve, own_server, pool):
