@@ -34,8 +34,7 @@ class Plant(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plant as a JSON object; without a tag it has no such member."""
-        members = zip(self._fields, self, strict=True)
-        return {name: value for name, value in members if value is not None}
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class InvalidPlant(Exception):

@@ -544,11 +544,13 @@ def test_a_route_that_says_nothing_asks_for_a_token():
     """Forgetting fails closed; a route for everybody skips the plugin."""
     app = Bottle()
     app.install(partial(require_token, [TOKEN]))
-    app.get("/closed", callback=lambda: "in")
+    app.get("/closed/<part>", callback=lambda part: part)
     app.get("/open", callback=lambda: "in", skip=True)
     client = TestApp(app)
-    assert client.get("/closed", expect_errors=True).status_int == 401
+    assert client.get("/closed/in", expect_errors=True).status_int == 401
     assert client.get("/open").text == "in"
+    client.authorization = ("Bearer", TOKEN)
+    assert client.get("/closed/in").text == "in"
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,11 @@ def test_what_comes_during_a_commit_is_the_next_batch(storage, engine):
     assert storage.inserted == 5
 
 
-def test_a_batch_has_so_many_plants_at_most(monkeypatch, storage, engine):
-    """What is beyond MAX_BATCH is in the next."""
-    monkeypatch.setattr("storage.MAX_BATCH", 2)
-    with writing_and_waiting(storage, engine, *plants(1), plants(2, 3, 4, 5, 6)):
+def test_a_batch_has_so_many_plants_at_most(storage, engine):
+    """A thousand; what is beyond is in the next."""
+    with writing_and_waiting(storage, engine, *plants(0), plants(*range(1, 2002))):
         pass
-    assert engine.batches == [plants(1), plants(2, 3), plants(4, 5), plants(6)]
+    assert [len(batch) for batch in engine.batches] == [1, 1000, 1000, 1]
 
 
 def test_a_batch_has_so_many_bytes_at_most(storage, engine):

@@ -128,6 +128,7 @@ def test_a_health_check_changes_nothing(storage, stored, monkeypatch):
     storage.add(Plant(1, "one"))
     storage.check()
     assert stored() == [(1, "one", None)]
+    assert storage.inserted == 1
 
 
 def test_rows_are_one_snapshot_in_the_order_of_id(storage, url):
