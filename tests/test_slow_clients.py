@@ -13,9 +13,11 @@ from collections.abc import Iterator
 import gevent.socket
 import pytest
 
-from tests.support.server import HERE, PATIENCE, Server, receive, running, wait_until
+from postgresql import CANCEL_LIMIT
+from storage import WAIT_LIMIT
+from tests.support.server import HERE, PATIENCE, ROOT, Server, receive, running, wait_until
 from tests.support.wire import HEAD, MONSTERA, answers, post, receive_answer, refused
-from worker import UNWANTED, Connection
+from worker import FULL, UNWANTED, Connection, Worker
 
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
@@ -108,6 +110,20 @@ def test_as_many_descriptors_as_needed_are_asked_for(serve):
             stack.enter_context(server.connect())
         assert server.post(MONSTERA)[0] == 200
     assert "1 workers of up to 1000 connections" in server.err
+
+
+def test_the_limits_are_those_that_are_documented():
+    """Waiting for each of them would take long."""
+    limits, data = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("interface", "data"))
+    for words in (
+        f"arrive | {Worker.request_limit:.0f} seconds |",
+        f"too slow | {Worker.linger_limit:.0f} seconds more |",
+        f"waits for the storage | {WAIT_LIMIT:.0f} seconds |",
+        f"from {FULL * 1000:.0f} on, each new one closes",
+    ):
+        assert words in limits
+    assert "retries them for up to four seconds" in data
+    assert WAIT_LIMIT / 2 - CANCEL_LIMIT == 4
 
 
 def test_what_is_thrown_away_at_the_end_of_a_connection_holds_up_nobody():
