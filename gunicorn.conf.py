@@ -94,7 +94,7 @@ if token_is_new:
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 descriptors = 1064 if hard == resource.RLIM_INFINITY else min(1064, hard)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, descriptors), hard))
-worker_connections = max(1, min(1000, descriptors - 64))
+worker_connections = max(1, descriptors - 64)
 
 wsgi_app = "app:get_app()"
 worker_class = "worker.Worker"

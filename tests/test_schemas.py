@@ -219,7 +219,8 @@ def test_a_rule_for_what_is_nested_holds_at_any_depth_and_place(tmp_path):
     file = tmp_path / "schemas" / "plant.json"
     schema = json.loads(file.read_text())
     words = {"type": "array", "items": {"type": "string"}}
-    schema["properties"]["tag"]["default"] = "not a value to fill in"
+    schema["properties"]["tag"]["default"] = "tag"  # nothing is filled in
+    schema["properties"]["name"]["format"] = "date"  # formats are not checked
     schema["properties"] |= {"words": words, "pages": {"type": "array", "items": words}}
     file.write_text(json.dumps(schema))
     plant = {"id": 7, "name": "n", "words": ["a"] * 99, "pages": [["a"]]}
