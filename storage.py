@@ -227,6 +227,5 @@ class GroupCommit:
         with contextlib.suppress(IndexError):
             while len(self._batch) < MAX_BATCH and size < MAX_BATCH_SIZE:
                 self._batch.append(self._queue.popleft())
-                texts = [text for text in self._batch[-1].plant or () if isinstance(text, str)]
-                size += len("".join(texts).encode(errors="replace"))
+                size += len(ascii(self._batch[-1].plant))  # no less than in UTF-8
         return [entry.plant for entry in self._batch]
