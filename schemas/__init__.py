@@ -61,7 +61,6 @@ _check_new_plant: Callable[[Any], Any] = fastjsonschema.compile(
     handlers=dict.fromkeys(("http", "https"), _BY_ID.__getitem__),  # nothing is fetched
     use_default=False,
     use_formats=False,
-    detailed_exceptions=False,
 )
 
 
