@@ -7,6 +7,7 @@ from environments import HERE, NODE, ROOT
 
 WORKERS = 2
 SERVERS = HERE / "servers"
+FORTY = ROOT / "docs" / "forty-lines"
 PYTHON_PEERS = ("uvicorn", "uvloop", "flask")
 PEERS_ON_NODE = ("fastify", "json")
 
@@ -39,6 +40,7 @@ def competitors(tools: Path) -> dict[str, Competitor]:
     uvicorn += ["--workers", str(WORKERS)]
     h11 = [*uvicorn, "--loop", "asyncio", "--http", "h11"]
     uvloop = [*uvicorn, "--loop", "uvloop", "--http", "httptools"]
+    forty = [*gunicorn, "--workers", str(WORKERS), "app:app"]
     flask = [*stock, "--access-logfile", "-", "peer_flask:app"]
     fastify = ["node", "peer_fastify.js", "PORT"]
     json = [f"{NODE}/node_modules/.bin/json-server", "--host", "127.0.0.1", "--port", "PORT"]
@@ -49,7 +51,7 @@ def competitors(tools: Path) -> dict[str, Competitor]:
             "ceiling: the same settings, a constant", [*own, "ceiling:app"], ROOT, stores=""
         ),
         "bare": Competitor("bare gunicorn, no log, a constant", [*stock, "bare:app"], stores=""),
-        "each": Competitor("this service, a commit for each request", [*own, "each:app"], ROOT),
+        "forty": Competitor("forty lines, a commit for each request", forty, None, source=FORTY),
         "fastify": Competitor("Fastify + better-sqlite3, cluster", fastify),
         "uvicorn": Competitor("FastAPI + SQLModel, uvicorn", h11),
         "uvloop": Competitor("FastAPI + SQLModel, uvloop, httptools", uvloop),
