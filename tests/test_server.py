@@ -442,16 +442,16 @@ def test_a_client_with_many_requests_at_once_does_not_hold_up_others(server):
     assert server.out.index(" other\n") < server.out.rindex(" many\n")
 
 
-def test_a_client_whose_next_request_is_always_there_waits_for_others():
+def test_a_client_whose_next_large_request_is_always_there_waits_for_others():
     """One that has to send its request first is served as often: each waits in the event loop."""
     program = """
 import gevent, gevent.socket
-from worker import Connection
+from worker import FAIR_SHARE, Connection
 
 def serve(name, here):
     connection = Connection(here, 60, 60)
     for _ in range(30):
-        order.append(name + connection.recv(1).decode())
+        order.append(name + connection.recv(FAIR_SHARE).decode()[0])
         here.send(b"y")
         connection.set_deadline(60)
         gevent.sleep(0)
@@ -463,7 +463,7 @@ def ask(there):
 
 order = []
 many, one = gevent.socket.socketpair(), gevent.socket.socketpair()
-many[1].send(b"x" * 30)
+many[1].send(b"x" * 30 * FAIR_SHARE)
 both = gevent.spawn(serve, "many ", many[0]), gevent.spawn(serve, "one ", one[0])
 gevent.joinall([*both, gevent.spawn(ask, one[1])])
 print(order[:30].count("one x"))
