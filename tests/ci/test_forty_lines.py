@@ -39,7 +39,6 @@ SETUP = "Both, side by side"
 START_FORTY, START_SERVICE, POST, FIRST = [text for kind, text in BLOCKS[SETUP] if kind == "sh"]
 PRINTING = [name for name in BLOCKS if "" in dict(BLOCKS[name])]
 SIDES = ["the forty lines", "the service"]
-TIMEOUT = 8  # seconds until gunicorn kills a worker that hangs; 30 by default
 
 
 @pytest.fixture
@@ -82,15 +81,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ports(serve: Callable[..., Server], folder: Path) -> dict[int, int]:
+def ports(serve: Callable[..., Server], folder: Path, name: str) -> dict[int, int]:
     """Starts both as the page says, but on free ports; which are in place of the page's."""
     settings = dict.fromkeys(("DATABASE_URL", "PLANTS_TOKENS"))
-    settings["GUNICORN_CMD_ARGS"] = f"--bind 127.0.0.1:0 --timeout {TIMEOUT}"
+    timeout = 4 if "slow" in name else 30  # seconds until gunicorn kills a worker that hangs
+    settings["GUNICORN_CMD_ARGS"] = f"--bind 127.0.0.1:0 --timeout {timeout}"
     servers = {}
     for number, command in ((8040, START_FORTY), (8000, START_SERVICE)):
         command = command.replace(f"--bind 127.0.0.1:{number}", "")
         servers[number] = serve(command=["bash", "-c", f"cd '{folder}'\n{command}"], **settings)
         servers[number].may_fail = True  # the forty lines do
+    assert [server.post({})[0] for server in servers.values()] == [401, 401]  # the table is there
     found = {number: server.port for number, server in servers.items()}
     return found | {8041: free_port(), 8042: free_port()}
 
