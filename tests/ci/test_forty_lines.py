@@ -161,13 +161,15 @@ def test_the_code_that_is_shown_is_in_the_service() -> None:
     assert [text for text in shown if text not in sources] == []
 
 
-def test_the_functions_have_as_many_lines_as_the_page_says() -> None:
-    """A function or a class, from its def to its end."""
+def test_the_code_is_as_long_as_the_page_says() -> None:
+    """A function or a class, from its def to its end; "about" is within ten lines."""
     assert sum(map(bool, (FORTY / "app.py").read_text().splitlines())) <= 42
-    named = re.findall(r"`([\w.]+)` in\s\[[^]]+\]\(([^)]+)\),\s(\d+) lines", PAGES[PAGE])
-    assert len(named) > 20
-    for name, file, lines in named:
+    named = r"`([\w.]+)` in\s\[[^]]+\]\(([^)]+)\),\s(about )?(\d+)\slines"
+    found = re.findall(named, PAGES[PAGE])
+    assert len(found) > 20
+    for name, file, about, lines in found:
         node = ast.parse((PAGE.parent / file).read_text())
         for part in name.split("."):
             (node,) = [each for each in node.body if getattr(each, "name", "") == part]
-        assert (name, node.end_lineno - node.lineno + 1) == (name, int(lines))
+        length = node.end_lineno - node.lineno + 1
+        assert abs(length - int(lines)) <= (10 if about else 0), (name, length)
