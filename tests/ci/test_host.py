@@ -314,7 +314,7 @@ def test_other_hosts_reach_it_through_caddy(host: Machine) -> None:
     host.run(commands.replace("HOST.EXAMPLE.ORG", "plants.localhost"))
     plant = f"""-H 'Authorization: Bearer {TOKEN}' --json '{{"id": 7, "name": "Monstera"}}'"""
     curl = f"curl --silent --insecure --include {plant} https://plants.localhost/plants || true"
-    answer = r'(?is)x-request-id: (\S+).*\r\n\r\n{"name": "Monstera"}\n$'
+    answer = r'(?is)x-request-id: (\S+).*\n\n{"name": "Monstera"}\n$'
     with host.network():
         request_id = wait_until(lambda: re.search(answer, host.run(curl)))[1]
     wait_until(lambda: f" {request_id}\n" in host.run("journalctl --unit plants"))
