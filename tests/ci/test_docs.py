@@ -63,7 +63,6 @@ COMMANDS = {
     ".venv/bin/python transfer.py dump sql": "test_plants_move_to_postgresql_and_back",
     '.venv/bin/python transfer.py dump "$': "test_plants_move_to_postgresql_and_back",
     "DATABASE_URL=": "test_the_start_with_postgresql_stores_a_plant",
-    ".venv/bin/python -m tests.ci.patroni_cluster": "nothing: it takes minutes, and etcd",
     # docs/deploy.md
     "docker build": "test_container.py, which has the Dockerfile built and the image run",
     "apt-get install caddy": "test_host.py",

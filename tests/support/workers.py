@@ -71,16 +71,6 @@ class FailingError(Worker):
     handle_error = fail
 
 
-class FailingNotify(Worker):
-    """Fails once it has answered a request, where it tells the master that it is alive."""
-
-    def notify(self) -> None:
-        """Tell the master, or fail."""
-        super().notify()
-        if self.nr:
-            fail()
-
-
 class FailingLogger(AccessLogger):
     """Fails when it is to write a line of the access log."""
 
