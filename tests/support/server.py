@@ -229,32 +229,6 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def copy_service(folder: Path) -> list[str]:
-    """Copy the service into a new folder; return the options that let gunicorn run the copy."""
-    folder.mkdir()
-    for name in (
-        "app.py",
-        "storage.py",
-        "engine.py",
-        "sqlite.py",
-        "postgresql.py",
-        "transfer.py",
-        "worker.py",
-        "schemas",
-        "static",
-        "gunicorn.conf.py",
-    ):
-        subprocess.run(["cp", "-r", ROOT / name, folder], check=True)
-    return [f"--chdir={folder}", f"--config={folder}/gunicorn.conf.py"]
-
-
-def change(file: Path, old: str, new: str) -> None:
-    """Replace what stands once in a file."""
-    text = file.read_text()
-    assert text.count(old) == 1
-    file.write_text(text.replace(old, new))
-
-
 def receive(connection: socket.socket) -> bytes:
     """All that comes until the other side has ended."""
     return b"".join(iter(lambda: connection.recv(2**16), b""))
