@@ -10,9 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from webtest import TestApp
 
-from app import BODY_LIMIT, PAGE, STATIC, create_app, read_list
-from app import ORIGIN as ORIGIN_FORM
-from engine import NeedsOperator, Unavailable
+from app import BODY_LIMIT, PAGE, STATIC, create_app
+from engine import Unavailable
 from schemas import VALIDATORS, Plant, openapi
 from tests.support.server import ROOT, TOKEN
 
@@ -343,26 +342,3 @@ def test_only_storing_and_its_description_are_shared(storage):
     assert answer.headers["Vary"] == "Origin"
     for path in ("/", "/healthz"):
         assert cors(client.get(path, headers={"Origin": ORIGIN})) == {}
-
-
-@pytest.mark.parametrize(
-    ("setting", "origins"),
-    [("*", ["*"]), ("https://a.example, http://localhost:3000",
-                                ["https://a.example", "http://localhost:3000"])],
-)  # fmt: skip
-def test_origins_are_separated_by_commas_or_spaces(monkeypatch, setting, origins):
-    """Or one star for all."""
-    monkeypatch.setenv("PLANTS_CORS_ORIGINS", setting)
-    assert read_list("PLANTS_CORS_ORIGINS", ORIGIN_FORM) == origins
-
-
-@pytest.mark.parametrize(
-    "setting",
-    ["", " ", "garden.example", "https://garden.example/", "https://*", "ftp://a.example",
-     "https://Garden.example", "https://garden.example:443", "http://a.example:80", "http://:"],
-)  # fmt: skip
-def test_what_is_no_origin_is_refused(monkeypatch, setting):
-    """An origin has a scheme and no path: a browser would never send this one."""
-    monkeypatch.setenv("PLANTS_CORS_ORIGINS", setting)
-    with pytest.raises(NeedsOperator, match="PLANTS_CORS_ORIGINS must be"):
-        read_list("PLANTS_CORS_ORIGINS", ORIGIN_FORM)

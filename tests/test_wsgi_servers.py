@@ -76,6 +76,7 @@ class Input:
         ({"CONTENT_LENGTH": ""}, 400),
         ({"CONTENT_LENGTH": "0"}, 400),
         ({"CONTENT_LENGTH": "-1"}, 400),
+        ({"CONTENT_LENGTH": "seven"}, 400),
         ({"CONTENT_LENGTH": f"{BODY_LIMIT + 2}"}, 413),
         ({"HTTP_TRANSFER_ENCODING": "chunked"}, 400),
     ],
