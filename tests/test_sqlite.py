@@ -17,7 +17,7 @@ import pytest
 
 from engine import NeedsOperator, Unavailable
 from schemas import Plant
-from sqlite import SQLiteEngine
+from sqlite import APPLICATION_ID, SQLiteEngine
 from storage import Storage
 from tests.support.locks import can_lock, lock_held, locked
 from tests.support.server import PATIENCE, wait_until
@@ -114,27 +114,30 @@ def test_a_url_can_have_any_path(tmp_path, monkeypatch):
     assert found == {b"a.db", b"b.db", b"c.db", b"\xff?#.db", b"\xfe.db"}
 
 
-def test_a_file_that_is_no_database_is_refused(database):
-    """It stays as it is."""
-    database.write_bytes(b"Dear diary, " * 1000)
-    with pytest.raises(NeedsOperator, match=r"plants\.db: file is not a database"):
-        open_storage(database).check_start()
-    assert database.read_bytes() == b"Dear diary, " * 1000
+FOREIGN = "is empty or another program's; fix that, or set DATABASE_URL to another file"
+NO_DATABASES = {
+    "text": (b"Dear diary, " * 1000, r"plants\.db: file is not a database; fix that, or set"),
+    "empty": (b"", FOREIGN),
+    "without an application id": ("CREATE TABLE plants (id)", FOREIGN),
+    "another application's": ("PRAGMA application_id = 7", FOREIGN),
+    "a newer version's": (
+        f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 2", "newer version"),
+}  # fmt: skip
 
 
-def test_another_programs_database_is_refused(database):
-    """With or without an application_id; nothing in it is changed."""
-    for statement in ("CREATE TABLE plants (id)", "PRAGMA application_id = 7"):
-        database.unlink(missing_ok=True)
-        connection = sqlite3.connect(database, isolation_level=None)
-        connection.execute(statement)
-        connection.close()
-        before = database.read_bytes()
-        with pytest.raises(NeedsOperator, match="is empty or another program's"):
-            open_storage(database).check_start()
-        with pytest.raises(NeedsOperator, match="is empty or another program's"):
-            list(open_storage(database).rows())
-        assert database.read_bytes() == before
+@pytest.mark.parametrize(("content", "words"), NO_DATABASES.values(), ids=NO_DATABASES)
+def test_a_file_that_is_not_ours_is_refused_and_stays_as_it_is(database, content, words):
+    """Neither written nor read."""
+    if isinstance(content, bytes):
+        database.write_bytes(content)
+    else:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.executescript(content)
+    before = database.read_bytes()
+    for use in (Storage.check_start, lambda storage: list(storage.rows())):
+        with pytest.raises(NeedsOperator, match=words):
+            use(open_storage(database))
+    assert database.read_bytes() == before
 
 
 def test_a_file_with_two_names_is_refused(storage, database):
@@ -142,15 +145,6 @@ def test_a_file_with_two_names_is_refused(storage, database):
     storage.close()
     os.link(database, database.with_name("other.db"))
     with pytest.raises(NeedsOperator, match="has a hard link"):
-        open_storage(database).check_start()
-
-
-def test_a_newer_versions_database_is_refused(database):
-    """An older version of the service does not know what it would break."""
-    started(database).close()
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        connection.execute("PRAGMA user_version = 2")
-    with pytest.raises(NeedsOperator, match="newer version"):
         open_storage(database).check_start()
 
 
@@ -171,10 +165,15 @@ def test_a_full_disk_is_waited_for(database, after_statement):
     assert not isinstance(failure.value, NeedsOperator)
 
 
-def test_a_folder_that_is_missing_is_refused(tmp_path):
-    """One line that names the file."""
-    with pytest.raises(NeedsOperator, match=r"none/plants\.db"):
-        open_storage(tmp_path / "none" / "plants.db").check_start()
+def test_a_folder_that_is_missing_is_refused_until_it_is_there(tmp_path):
+    """What refuses a start is, later, one more thing to wait for."""
+    folder = tmp_path / "none"
+    storage = open_storage(folder / "plants.db")
+    for look in (storage.check_start, storage.check, lambda: storage.add(Plant(7, "Monstera"))):
+        with pytest.raises(NeedsOperator, match=r"none/plants\.db.*No such file"):
+            look()
+    folder.mkdir()
+    storage.add(Plant(7, "Monstera"))
 
 
 def test_a_folder_as_the_file_is_refused(tmp_path):
@@ -288,24 +287,6 @@ def test_a_wal_without_its_file_is_not_played_into_a_new_one(storage, database):
     assert wal.read_bytes() == before and not database.exists()
 
 
-def test_a_database_that_could_not_be_made_at_the_start_is_made_later(database):
-    """Another process held the lock all the time; when it is free, plants are stored."""
-    storage = open_storage(database, wait_limit=SOON)
-    with lock_held(database):
-        assert storage.check_start() == ""
-    wait_until(lambda: is_stored(storage, Plant(7, "Monstera")))
-    assert list(storage.rows()) == [Plant(7, "Monstera")]
-
-
-def is_stored(storage: Storage, plant: Plant) -> bool:
-    """Whether a plant could be stored within the storage's limit."""
-    try:
-        storage.add(plant)
-    except Unavailable:
-        return False
-    return True
-
-
 # what is stored
 
 
@@ -371,18 +352,6 @@ def run_in_child(work: Callable[[], None]) -> None:
     assert process.exitcode == 0
 
 
-def test_a_folder_that_goes_away_is_unavailable(tmp_path):
-    """What would refuse a start is, later, one more thing to wait for."""
-    folder = tmp_path / "folder"
-    storage = open_storage(folder / "plants.db")
-    for look in (lambda: storage.add(Plant(7, "Monstera")), storage.check):
-        with pytest.raises(Unavailable, match=r"plants\.db.*No such file"):
-            look()
-    folder.mkdir()
-    storage.add(Plant(7, "Monstera"))
-    storage.close()
-
-
 def test_what_a_constraint_of_the_operators_refuses_harms_no_other_plant(storage, database):
     """It is the plant that is at fault, and neither the file nor the batch."""
     storage.check_start()
@@ -429,7 +398,7 @@ def test_a_link_in_place_of_the_lock_harms_no_other_file(database):
 
 
 def test_the_wait_for_a_lock_ends_in_time(database, stored, monkeypatch):
-    """That of a request is bounded, though that of the writer is not, and nothing is stored."""
+    """Nothing is stored then. When the lock comes after all, it is released."""
     monkeypatch.setattr("storage.CHECK_LIMIT", SOON)
     started(database).close()
     storage = open_storage(database, wait_limit=SOON)
@@ -440,7 +409,9 @@ def test_the_wait_for_a_lock_ends_in_time(database, stored, monkeypatch):
         with pytest.raises(Unavailable, match="hold the lock"):
             storage.check()
         assert stored() == []
-        storage.close()
+    lock = os.open(f"{database}-lock", os.O_RDONLY)
+    wait_until(lambda: can_lock(lock))
+    os.close(lock)
 
 
 @pytest.mark.parametrize("holder", ["another program", "another process of the service"])
@@ -458,25 +429,14 @@ def test_a_lock_that_is_released_in_time_delays_no_more_than_the_answer(
     assert stored() == [(7, "Monstera", None)]
 
 
-def test_a_wait_for_the_lock_that_was_given_up_leaves_it_free(database):
-    """When it comes after all, it is released, and other processes go on."""
-    storage = started(database)
-    with lock_held(database), pytest.raises(Unavailable, match="hold the lock"):
-        open_storage(database, wait_limit=SOON).add(Plant(1, "one"))
-    storage.add(Plant(2, "two"))
-    storage.close()
-    lock = os.open(f"{database}-lock", os.O_RDONLY)
-    wait_until(lambda: can_lock(lock))
-    os.close(lock)
-
-
 def test_opening_and_closing_wait_for_the_lock(database):
     """Both can checkpoint, which must not meet another process's write; the waits end in time."""
     wal = Path(f"{database}-wal")
+    storage = open_storage(database, wait_limit=SOON)
     with lock_held(database):
-        open_storage(database, wait_limit=SOON).check_start()
+        assert storage.check_start() == ""
         assert not database.exists()
-    storage = started(database)
+    wait_until(lambda: is_stored(storage, Plant(7, "Monstera")))
     with lock_held(database):
         closing = threading.Thread(target=storage.close)
         closing.start()
@@ -484,6 +444,15 @@ def test_opening_and_closing_wait_for_the_lock(database):
         assert wal.exists()
     closing.join(PATIENCE)
     wait_until(lambda: not wal.exists())
+
+
+def is_stored(storage: Storage, plant: Plant) -> bool:
+    """Whether a plant could be stored within the storage's limit."""
+    try:
+        storage.add(plant)
+    except Unavailable:
+        return False
+    return True
 
 
 def test_a_process_can_end_while_another_holds_the_lock(database):
@@ -507,17 +476,6 @@ def test_a_lock_file_that_was_deleted_is_made_again(database):
     os.unlink(f"{database}-lock")
     with lock_held(database), pytest.raises(Unavailable, match="hold the lock"):
         storage.add(Plant(2, "two"))
-
-
-def test_a_killed_process_leaves_no_lock_behind(storage, database):
-    """It dies with its holder."""
-
-    def work() -> None:
-        with lock_held(database):
-            os._exit(0)
-
-    run_in_child(work)
-    storage.add(Plant(7, "Monstera"))
 
 
 # a file that is taken away
@@ -544,21 +502,6 @@ def test_no_plant_is_answered_for_into_the_void(storage, database, suffix, chang
         os.rename(kept, file)
         with pytest.raises(Unavailable, match="then restart"):
             storage.add(Plant(2, "two"))
-
-
-def test_what_was_moved_away_is_written_no_more(storage, database, stored):
-    """Only the plant that was on its way then may be in it, and it was not answered for."""
-    storage.add(Plant(1, "one"))
-    moved = database.with_name("moved")
-    moved.mkdir()
-    for file in database.parent.glob("plants.db*"):
-        os.rename(file, moved / file.name)
-    for number in (2, 3, 4):
-        with pytest.raises(NeedsOperator, match="deleted or replaced"):
-            storage.add(Plant(number, "n"))
-    storage.close()
-    with contextlib.closing(sqlite3.connect(moved / "plants.db")) as file:
-        assert file.execute("SELECT id FROM plants").fetchall() in ([(1,)], [(1,), (2,)])
 
 
 def test_no_other_file_is_taken_up_later(database, stored):
@@ -593,7 +536,7 @@ def test_a_file_replaced_while_it_is_opened_is_noticed(storage, database, after_
 
 
 def test_a_file_replaced_during_the_commit_is_noticed(storage, database, after_statement):
-    """The inodes are compared after the commit as well as before it."""
+    """It is after the commit that the inodes are compared."""
     after_statement("INSERT", lambda _: os.rename(database, database.with_name("elsewhere")))
     with pytest.raises(Unavailable, match="deleted or replaced"):
         storage.add(Plant(2, "two"))
