@@ -20,10 +20,7 @@ LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
     [
         ({"PLANTS_TOKENS": "too-short"}, "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe"),
         ({"DATABASE_URL": "mysql://host/plants"}, "DATABASE_URL must name a file"),
-        (
-            {"DATABASE_URL": "sqlite:////no/folder/plants.db"},
-            "/no/folder/plants.db.*: No such file",
-        ),
+        ({"DATABASE_URL": "sqlite:////no/x/plants.db"}, "/no/x/plants.db.*: No such file"),
         ({"PORT": "http"}, "PORT must be a number from 1 to 65535, not 'http'"),
     ],
     ids=str,
