@@ -160,23 +160,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def test_a_chunked_body_is_taken(server):
-    """gunicorn undoes the chunks but leaves the header; Bottle would undo them again."""
-    body = json.dumps({"id": 100, "name": "Ivy"}).encode()
-    head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-    for chunks in ([body], [body[:1], body[1:9], body[9:]], [bytes([byte]) for byte in body]):
-        assert answers(server.send(head + chunked(*chunks, b""))) == [(200, {"name": "Ivy"})]
-    assert server.stored(100) == (100, "Ivy", None)
-
-
 def test_a_body_cut_short_is_a_400_and_stores_nothing(server):
     """What came was a whole plant, but not all that was announced."""
     body = b'{"id": 101, "name": "Ivy"}'
     with server.connect() as connection:
-        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) + 5) + body)
+        connection.sendall(HEAD + b"Content-Length: 31\r\n\r\n" + body)
         connection.shutdown(socket.SHUT_WR)
-        data = receive(connection)
-    assert f"ended after {len(body)} of {len(body) + 5} bytes" in refused(data, 400)
+        assert "the body ended after 26 of 31 bytes" in refused(receive(connection), 400)
     assert server.stored(101) is None
 
 
@@ -241,13 +231,6 @@ def test_a_bad_token_is_refused_however_it_comes(server):
     assert server.stored(102) is None
 
 
-def test_requests_follow_each_other_on_a_connection(server):
-    """A refused request with a body leaves the connection usable."""
-    no_token = post(MONSTERA, head=HEAD.replace(b"Bearer", b"Basic"))
-    data = server.send(no_token + post(MONSTERA) + post(MONSTERA, b"Connection: close"))
-    assert [status for status, _ in answers(data)] == [401, 200, 200]
-
-
 @pytest.mark.parametrize("pause", [0, 0.05])
 @pytest.mark.parametrize("split", [None, 7, -9])
 def test_a_request_may_come_in_pieces(server, pause, split):
@@ -309,15 +292,6 @@ def test_a_higher_version_of_http_is_answered_as_1_1(server, version):
     data = server.send(b"GET /healthz %b\r\nConnection: close\r\n\r\n" % version)
     assert "Host must be" in refused(data, 400)
     assert data.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-
-
-def test_a_large_body_of_many_names_is_refused_quickly(server):
-    """The time to find a name that is given twice grows with the body, not with its square."""
-    names = ", ".join(f'"{number}": 0' for number in range(6000))
-    body = f'{{{names}, "5999": 1}}'.encode()
-    assert 0.9 * BODY_LIMIT < len(body) <= BODY_LIMIT
-    message = refused(server.send(post(body, b"Connection: close")), 400)
-    assert message == '"5999": given more than once'
 
 
 def test_a_script_name_header_changes_nothing(server):
