@@ -9,13 +9,13 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import gevent.socket
 import pytest
 
 from app import BODY_LIMIT
@@ -31,6 +31,7 @@ from tests.support.server import (
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
+from worker import Connection
 
 # start and end
 
@@ -418,29 +419,26 @@ def test_a_client_with_many_requests_at_once_does_not_hold_up_others(server):
 
 def test_a_client_whose_next_request_is_always_there_waits_for_others():
     """One that has to send its request first is served as often: each waits in the event loop."""
-    program = """
-import gevent, gevent.socket
-from worker import Connection
+    order = []
 
-def serve(name, here):
-    connection = Connection(here, 60, 60)
-    for _ in range(30):
-        order.append(name + connection.recv(1).decode())
-        here.send(b"y")
-        connection.set_deadline(60)
-        gevent.sleep(0)
+    def serve(name: str, here: gevent.socket.socket) -> None:
+        connection = Connection(here, PATIENCE, PATIENCE)
+        for _ in range(30):
+            connection.recv(1)
+            order.append(name)
+            here.send(b"y")
+            connection.set_deadline(PATIENCE)
+            gevent.sleep(0)
 
-def ask(there):
-    for _ in range(30):
-        there.send(b"x")
-        there.recv(1)
+    def ask(there: gevent.socket.socket) -> None:
+        for _ in range(30):
+            there.send(b"x")
+            there.recv(1)
 
-order = []
-many, one = gevent.socket.socketpair(), gevent.socket.socketpair()
-many[1].send(b"x" * 30)
-both = gevent.spawn(serve, "many ", many[0]), gevent.spawn(serve, "one ", one[0])
-gevent.joinall([*both, gevent.spawn(ask, one[1])])
-print(order[:30].count("one x"))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert int(done.stdout or 0) > 8, done
+    many, one = gevent.socket.socketpair(), gevent.socket.socketpair()
+    many[1].send(b"x" * 30)
+    clients = gevent.spawn(serve, "many", many[0]), gevent.spawn(serve, "one", one[0])
+    gevent.joinall([*clients, gevent.spawn(ask, one[1])], PATIENCE)
+    for each in (*many, *one):
+        each.close()
+    assert order[:30].count("one") > 8

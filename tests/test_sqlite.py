@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -21,9 +20,8 @@ from sqlite import APPLICATION_ID, SQLiteEngine
 from storage import Storage
 from tests.support.locks import can_lock, lock_held, locked
 from tests.support.server import PATIENCE, wait_until
-from tests.support.users import open_folder, run_as_nobody
+from tests.support.users import open_folder, run_as_nobody, run_in_processes
 
-FORK = multiprocessing.get_context("fork")
 SOON = 0.2  # seconds
 _storages = contextlib.ExitStack()
 
@@ -340,16 +338,7 @@ def write_and_die(database: Path, plant: Plant) -> None:
         connection.execute("INSERT INTO plants VALUES (?, ?, ?)", plant)
         os._exit(0)
 
-    run_in_child(work)
-
-
-def run_in_child(work: Callable[[], None]) -> None:
-    """Run a function in a process of its own, which has to end by itself."""
-    process = FORK.Process(target=work)
-    process.start()
-    process.join(PATIENCE)
-    process.kill()
-    assert process.exitcode == 0
+    run_in_processes(work)
 
 
 def test_what_a_constraint_of_the_operators_refuses_harms_no_other_plant(storage, database):
@@ -466,7 +455,7 @@ def test_a_process_can_end_while_another_holds_the_lock(database):
             storage.add(Plant(7, "Monstera"))
 
     with lock_held(database):
-        run_in_child(work)
+        run_in_processes(work)
 
 
 def test_a_lock_file_that_was_deleted_is_made_again(database):

@@ -4,9 +4,8 @@ What only SQLite can do or suffer is in tests/test_sqlite.py.
 """
 
 import contextlib
-import multiprocessing
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -14,8 +13,7 @@ from engine import Conflict, NeedsOperator, Unavailable
 from schemas import Plant
 from storage import Storage
 from tests.support.server import PATIENCE
-
-FORK = multiprocessing.get_context("fork")
+from tests.support.users import run_in_processes
 
 
 def test_a_start_changes_nothing_that_is_stored(storage, url):
@@ -51,16 +49,6 @@ def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
     assert stored() == [(1, "n", None), (3, "n", None)]
 
 
-def run_in_processes(count: int, work: Callable[[int], None]) -> None:
-    """Run a function in some processes at once, each of which gets a number."""
-    processes = [FORK.Process(target=work, args=(number,)) for number in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
-
-
 def test_many_threads_of_many_processes_store_all(storage, url, stored):
     """Each plant that was added is there, and as it was added."""
     storage.close()
@@ -77,7 +65,7 @@ def test_many_threads_of_many_processes_store_all(storage, url, stored):
         ):
             list(threads.map(add, range(8)))
 
-    run_in_processes(3, work)
+    run_in_processes(*[partial(work, number) for number in range(3)])
     expected = [(n, str(n // 400), None) for n in range(1200)]
     expected += [(10**6 + n, "everybody's", None) for n in range(50)]
     assert stored() == expected
@@ -86,12 +74,12 @@ def test_many_threads_of_many_processes_store_all(storage, url, stored):
 def test_many_that_start_at_once_make_one_table(url, stored):
     """Servers on many machines may find no table at the same time."""
 
-    def start(_: int) -> None:
+    def start() -> None:
         with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
             storage.check_start()
             storage.add(Plant(7, "Monstera"))
 
-    run_in_processes(8, start)
+    run_in_processes(*[start] * 8)
     assert stored() == [(7, "Monstera", None)]
 
 
