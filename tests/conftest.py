@@ -3,18 +3,18 @@
 import contextlib
 import os
 import shutil
-import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from webtest import TestApp
 
 from app import create_app
 from storage import Storage
-from tests.support.server import PATIENCE, ROOT, TOKEN, Server
+from tests.support.server import PATIENCE, TOKEN, Server
 
 ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
 
@@ -109,14 +109,8 @@ def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
     """Starts gunicorn as the README does, on a free port and with a database of its own."""
     servers: list[Server] = []
 
-    def start(
-        *arguments: str,
-        command: list[str] | None = None,
-        listener: socket.socket | None = None,
-        **environment: str,
-    ) -> Server:
-        settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": url, **environment}
-        servers.append(Server(ROOT, tmp_path, arguments, command, settings, listener))
+    def start(*arguments: str, **options: Any) -> Server:
+        servers.append(Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options}))
         return servers[-1]
 
     yield start

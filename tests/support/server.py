@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,18 +42,20 @@ class Server:
 
     def __init__(
         self,
-        root: Path,
         folder: Path,
-        arguments: Sequence[str],
-        command: list[str] | None,
-        environment: Mapping[str, str | None],
+        *arguments: str,
+        command: list[str] | None = None,
         listener: socket.socket | None = None,
+        **environment: str | None,
     ) -> None:
-        """A `listener` is there before it and after it, so that no client is ever turned away."""
-        own = ("DATABASE_URL", "GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")
-        kept = {name: value for name, value in os.environ.items() if name not in own}
+        """Keep the SQLite file and the output in `folder`; leave out variables that are None.
+
+        A `listener` is there before it and after it, so that no client is ever turned away.
+        """
+        own = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{folder}/plants.db"}
+        own |= {**dict.fromkeys(("GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")), **environment}
         self.may_fail = False  # whether a traceback is what the test is about
-        self.url = environment["DATABASE_URL"]
+        self.url = own["DATABASE_URL"]
         number = len(list(folder.glob("server*.out")))
         self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]
         descriptors = [listener.fileno()] if listener else []
@@ -62,8 +64,8 @@ class Server:
         with self.files[0].open("w") as out, self.files[1].open("w") as err:
             self.process = subprocess.Popen(
                 [*(command or [GUNICORN]), *bind, *arguments],
-                cwd=root,
-                env={k: v for k, v in {**kept, **environment}.items() if v is not None},
+                cwd=ROOT,
+                env={k: v for k, v in {**os.environ, **own}.items() if v is not None},
                 stdout=out,
                 stderr=err,
                 pass_fds=descriptors,
@@ -154,8 +156,7 @@ class Server:
 @contextlib.contextmanager
 def running(folder: Path, *arguments: str, **environment: str | None) -> Iterator[Server]:
     """A server for several tests, whose SQLite file is in `folder`."""
-    settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{folder}/plants.db"}
-    server = Server(ROOT, folder, arguments, None, {**settings, **environment})
+    server = Server(folder, *arguments, **environment)
     try:
         yield server
     finally:
