@@ -20,7 +20,6 @@ ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of pytest's command line."""
     parser.addoption(
         "--crash-rounds",
         type=int,
@@ -36,7 +35,6 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was measured."""
     for report in terminalreporter.stats.get("passed", []):
         for name, figures in report.user_properties:
             terminalreporter.write_line(f"{name}: {figures}")
@@ -44,7 +42,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """Where a test's SQLite file is, or will be."""
     return tmp_path / "plants.db"
 
 

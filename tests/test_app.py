@@ -48,7 +48,6 @@ def post(client, body, **headers):
 
 
 def test_a_new_plant_is_stored_and_answered_without_its_id(client, stored):
-    """200 has the shape Plant and nothing more: name and tag, no id."""
     answer = client.post_json("/plants", MONSTERA)
     assert answer.status_int == 200
     assert answer.content_type == "application/json"
@@ -80,7 +79,6 @@ def test_a_plant_is_stored_and_answered_exactly(client, stored, body, row):
 
 
 def test_the_same_plant_again_is_a_200_and_stored_once(client, stored):
-    """The id makes a retry safe."""
     first = client.post_json("/plants", MONSTERA)
     assert client.post_json("/plants", MONSTERA).body == first.body
     assert stored() == [(7, "Monstera", "indoor")]
@@ -122,7 +120,6 @@ def test_a_400_names_all_that_is_wrong(client, stored):
 
 
 def test_a_message_is_never_longer_than_a_thousand_characters(client, stored):
-    """Long values are cut, and so is a message that has many."""
     many = "{" + ", ".join(f'"{"x" * 50}{n}": "\\ud800"' for n in range(99)) + "}"
     for body in (f'{{"id": "{"7" * 5000}"}}', many.replace("{", '{"id": 1, "name": "n", ', 1)):
         assert len(refused(post(client, body), 400)) <= 1000
@@ -254,7 +251,6 @@ def test_each_token_is_compared_whichever_is_sent(storage, monkeypatch):
      "application/json/x", "text/html; application/json"],
 )  # fmt: skip
 def test_another_content_type_or_none_is_a_415(client, stored, content_type):
-    """The message says what to send and what was sent."""
     headers = {} if content_type is None else {"Content-Type": content_type}
     body = json.dumps(MONSTERA).encode()
     answer = client.request(
@@ -282,7 +278,6 @@ def test_json_by_any_spelling_is_taken(client, content_type):
     ],
 )
 def test_a_coding_other_than_identity_and_chunked_is_a_415(client, stored, header, coding):
-    """A compressed body is not unpacked."""
     answer = post(client, json.dumps(MONSTERA), **{header: coding})
     refused(answer, 415, header, coding)
     assert answer.headers.get("Accept-Encoding") == {"Content-Encoding": "identity"}.get(header)
@@ -291,7 +286,6 @@ def test_a_coding_other_than_identity_and_chunked_is_a_415(client, stored, heade
 
 
 def test_a_body_beyond_the_limit_is_a_413(client, stored):
-    """64 KiB is the limit, and a body of just that is taken."""
     assert BODY_LIMIT == 64 * 1024
     plant = json.dumps(MONSTERA).encode()
     refused(post(client, plant.ljust(BODY_LIMIT + 1)), 413, str(BODY_LIMIT))
@@ -307,7 +301,6 @@ def test_a_body_beyond_the_limit_is_a_413(client, stored):
     "path", ["/nothing", "/plants/", "/plants/7", "/Plants", "/healthz/", "/%00", "/%C3%A9"]
 )
 def test_an_unknown_path_is_a_404_with_and_without_a_token(client, stored, path):
-    """404 comes first."""
     for authorization in (("Bearer", TOKEN), None):
         client.authorization = authorization
         refused(client.post_json(path, MONSTERA, expect_errors=True), 404, "POST /plants")
@@ -325,7 +318,6 @@ def test_an_unknown_path_is_a_404_with_and_without_a_token(client, stored, path)
     ],
 )
 def test_a_wrong_method_is_a_405_with_allow(client, stored, method, path, allow):
-    """405 comes before the token is asked for."""
     client.authorization = None
     answer = client.request(path, method=method, expect_errors=True)
     assert refused(answer, 405) == f"{method} is not possible here, only {allow}"
@@ -369,7 +361,6 @@ def test_the_order_of_checks(client, stored):
 
 
 def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_away, stored):
-    """503 with Retry-After, safe to send again; what is wrong is for the log only."""
     client.post_json("/plants", MONSTERA)
     with taken_away():
         for answer in (
@@ -384,8 +375,6 @@ def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_aw
 
 
 def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
-    """The traceback goes to the log, with the id of the request."""
-
     class Broken:
         def add(self, plant: Plant) -> None:
             raise ZeroDivisionError("from inside")
@@ -403,7 +392,6 @@ def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
 
 
 def ids_of_answers(client, headers):
-    """The X-Request-ID of a 200, a 404, a 405 and a 400."""
     requests = [("GET", "/healthz"), ("GET", "/nowhere"), ("GET", "/plants"), ("POST", "/plants")]
     for method, path in requests:
         answer = client.request(path, method=method, headers=headers, expect_errors=True)
@@ -413,13 +401,11 @@ def ids_of_answers(client, headers):
 
 @pytest.mark.parametrize("sent", ["abc-123", "4bf92f35-77b3-4da6/a.b:c_d+e=f@g", "x" * 128])
 def test_every_answer_has_the_request_id_of_the_client(client, sent):
-    """So that both can find it in their logs."""
     assert set(ids_of_answers(client, {"X-Request-ID": sent})) == {sent}
 
 
 @pytest.mark.parametrize("sent", [None, "", "two words", "x" * 129, '"quoted"', "t\xf6", "one,two"])
 def test_every_answer_has_a_new_request_id_where_the_client_sent_no_sane_one(client, sent):
-    """It must not break a line of the log, nor fill it."""
     found = list(ids_of_answers(client, {} if sent is None else {"X-Request-ID": sent}))
     assert len(set(found)) == len(found)
     assert all(re.fullmatch("(?!0{8})[0-9a-f]{32}", request_id) for request_id in found)
@@ -452,7 +438,6 @@ def test_a_route_that_says_nothing_asks_for_a_token():
     ],
 )  # fmt: skip
 def test_settings_are_lists_with_commas_or_spaces(monkeypatch, variable, form, setting, parts):
-    """One or several b64tokens (RFC 6750 section 2.1), or origins, or one star for all."""
     monkeypatch.setenv(variable, setting)
     assert read_list(variable, form) == parts
 
@@ -467,7 +452,6 @@ NO_ORIGINS = ["garden.example", "https://garden.example/", "https://*", "ftp://a
 
 @pytest.mark.parametrize("setting", BLANK + NO_TOKENS)
 def test_blank_short_or_malformed_tokens_are_refused(monkeypatch, setting):
-    """The refusal says how to make one, and does not repeat what was set."""
     monkeypatch.setenv("PLANTS_TOKENS", setting)
     with pytest.raises(NeedsOperator, match=r"PLANTS_TOKENS .*token_urlsafe") as refusal:
         read_list("PLANTS_TOKENS", TOKEN_FORM)

@@ -64,13 +64,11 @@ class MemoryEngine(Engine):
 
 @pytest.fixture
 def engine() -> MemoryEngine:
-    """An engine that does not wait."""
     return MemoryEngine()
 
 
 @pytest.fixture
 def start(engine: MemoryEngine) -> Iterator[Callable[..., Storage]]:
-    """Makes storages, over the engine or another one."""
     with contextlib.ExitStack() as storages:
 
         def start(
@@ -86,12 +84,10 @@ def start(engine: MemoryEngine) -> Iterator[Callable[..., Storage]]:
 
 @pytest.fixture
 def storage(start: Callable[..., Storage]) -> Storage:
-    """A storage that waits long."""
     return start()
 
 
 def plants(*ids: int) -> list[Plant]:
-    """Some plants."""
     return [Plant(number, f"plant {number}") for number in ids]
 
 
@@ -123,7 +119,6 @@ def writing_and_waiting(
 
 
 def test_what_comes_during_a_commit_is_the_next_batch(storage, engine):
-    """It is written as one, sorted by id."""
     with writing_and_waiting(storage, engine, *plants(5), plants(9, 3, 7, 1)) as (first, others):
         engine.go.set()
         assert first.result(PATIENCE) == [None]
@@ -133,7 +128,6 @@ def test_what_comes_during_a_commit_is_the_next_batch(storage, engine):
 
 
 def test_a_batch_has_so_many_plants_at_most(monkeypatch, storage, engine):
-    """What is beyond MAX_BATCH is in the next."""
     monkeypatch.setattr("storage.MAX_BATCH", 2)
     with writing_and_waiting(storage, engine, *plants(1), plants(2, 3, 4, 5, 6)):
         pass
@@ -157,7 +151,6 @@ def test_plants_at_fault_do_not_keep_others_waiting_for_long(start, engine):
 
 
 def test_each_in_a_batch_gets_an_outcome_of_its_own(storage, engine):
-    """Duplicates, conflicts, good plants, and some that fail the whole batch they are in."""
     storage.add(Plant(1, "one"))
     batch = {
         Plant(1, "one"): None,
@@ -179,7 +172,6 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(storage, engine):
 
 @pytest.mark.parametrize("failure", [Unavailable("disk full"), NeedsOperator("gone")])
 def test_a_failing_engine_fails_its_batch_and_no_other(storage, engine, failure):
-    """All of the batch are told; those who come later are served by the next."""
     with writing_and_waiting(storage, engine, *plants(1), plants(2, 3)) as (first, others):
         engine.failure = failure
     assert first.result(PATIENCE) == [failure]
@@ -215,7 +207,6 @@ def stores(storage: Storage, plant: Plant) -> bool:
 
 
 def test_every_request_gets_its_answer_whatever_fails(start, engine):
-    """Many threads, waits that run out all the time, and writes that fail at random."""
     chance = random.Random(7)
     rounds, answered = 150, []
     storage = start(wait_limit=0.0005)
@@ -381,7 +372,6 @@ def test_an_error_that_requests_share_keeps_none_of_them_in_memory(storage, engi
 
 
 def test_closing_writes_what_is_in_the_queue_first(storage, engine):
-    """What was sent before the end is answered."""
     with writing_and_waiting(storage, engine, *plants(1), plants(2, 3)) as (_, others):
         with ThreadPoolExecutor() as threads:
             closing = threads.submit(storage.close)

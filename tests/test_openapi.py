@@ -19,8 +19,6 @@ ORIGIN = "https://garden.example"
 
 
 class Broken:
-    """A storage that raises what it is told."""
-
     def __init__(self, error):
         self.error = error
 
@@ -29,7 +27,6 @@ class Broken:
 
 
 def everywhere(part):
-    """Every object in a JSON document."""
     if isinstance(part, dict):
         yield part
         part = list(part.values())
@@ -179,7 +176,6 @@ def test_what_is_not_http_is_described_too(path, method, status):
 
 
 def test_health_is_as_described(client):
-    """Its one success, too."""
     described = openapi()["paths"]["/healthz"]["get"]["responses"]["200"]
     content = described["content"]["application/json"]
     assert client.get("/healthz").json == content["example"]
@@ -235,7 +231,6 @@ def test_the_page_is_sent_again_only_when_it_has_changed(client):
 
 
 def test_the_page_is_small():
-    """Few enough lines to be read."""
     lines = {name: len((STATIC / name).read_text().splitlines()) for name in ("index.html", *PAGE)}
     assert lines["script.js"] <= 230 and sum(lines.values()) <= 410
 
@@ -276,7 +271,6 @@ def ask(storage, origins, origin):
 
 
 def test_without_the_setting_no_page_from_elsewhere_may_call(storage):
-    """No CORS header at all."""
     preflight, *others = ask(storage, (), ORIGIN)
     assert preflight.status_int == 405
     assert [cors(each) for each in (preflight, *others)] == [{}, {}, {}]

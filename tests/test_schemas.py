@@ -19,7 +19,6 @@ from tests.support.costs import costs
 
 @pytest.mark.parametrize("name", ["plant", "new-plant", "error"])
 def test_each_schema_is_described_and_fits_its_own_examples(name):
-    """Every schema has $schema, $id, title and examples, every property a description."""
     schema = VALIDATORS[name].schema
     assert schema["$schema"] == Draft201909Validator.META_SCHEMA["$id"]
     assert schema["$id"].endswith(f"/{name}.json")
@@ -127,7 +126,6 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_no_plant(text, message):
-    """The message names each violation with its place, in plain words."""
     with pytest.raises(InvalidPlant) as refusal:
         parse_new_plant(text.encode())
     assert str(refusal.value) == message
@@ -223,7 +221,6 @@ def test_both_validators_take_the_same_plants():
 
 
 def passes(check, value):
-    """Whether `check` does not refuse the value."""
     try:
         check(value)
     except (InvalidPlant, fastjsonschema.JsonSchemaException):

@@ -21,8 +21,6 @@ PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}
 
 @pytest.fixture
 def refuse_inserts(database: Path) -> Callable[[str], None]:
-    """Makes the database refuse one plant, in a way that the service does not know."""
-
     def refuse(name: str) -> None:
         with contextlib.closing(sqlite3.connect(database)) as connection:
             connection.execute(

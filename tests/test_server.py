@@ -126,7 +126,6 @@ def test_ctrl_c_ends_a_worker_once(serve):
 
 
 def test_workers_do_not_outlive_their_master(serve):
-    """They leave the port to the next one."""
     server = serve()
     assert server.post(MONSTERA)[0] == 200
     server.signal(signal.SIGKILL)
@@ -162,7 +161,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_a_body_cut_short_is_a_400_and_stores_nothing(server):
-    """What came was a whole plant, but not all that was announced."""
     body = b'{"id": 101, "name": "Ivy"}'
     with server.connect() as connection:
         connection.sendall(HEAD + b"Content-Length: 31\r\n\r\n" + body)
@@ -204,7 +202,6 @@ def test_what_needs_no_body_to_be_refused_is_refused_before_one_comes(server, wa
 
 
 def test_a_bad_token_is_refused_however_it_comes(server):
-    """Over a socket: header lines that a client library would not send."""
     good = f"Authorization: Bearer {TOKEN}".encode()
     nobody = HEAD.replace(good + b"\r\n", b"")
     cases = {
@@ -235,7 +232,6 @@ def test_a_bad_token_is_refused_however_it_comes(server):
 @pytest.mark.parametrize("pause", [0, 0.05])
 @pytest.mark.parametrize("split", [None, 7, -9])
 def test_a_request_may_come_in_pieces(server, pause, split):
-    """Several of them on a connection, at once or after a while, whole or in two pieces."""
     request = post(MONSTERA)
     with server.connect() as connection:
         for _ in range(3):
@@ -276,7 +272,6 @@ def test_close_among_the_options_of_a_connection_closes_it(server, lines, versio
 
 
 def test_an_option_like_close_closes_nothing(server):
-    """Only the whole word is one."""
     lines = b"Connection: closed, x-close", b'Connection: "close"', b"X-Connection: close"
     data = server.send(post(MONSTERA, *lines) + post(MONSTERA, b"Connection: close"))
     assert [status for status, _ in answers(data)] == [200, 200]
@@ -320,7 +315,6 @@ def test_a_script_name_header_changes_nothing(server):
     ids=range(8),
 )
 def test_what_the_parser_refuses_is_an_error_too(server, data, status):
-    """With the headers that all answers have; gunicorn itself would answer with HTML."""
     answer = server.send(data)
     refused(answer, status)
     assert re.search(rb"\r\nX-Request-ID: (?!0{8})[0-9a-f]{32}\r\n", answer)
@@ -385,7 +379,6 @@ def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server)
 
 
 def test_the_access_log_can_go_elsewhere(serve, tmp_path):
-    """To a file, and to syslog, as gunicorn's options say."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
         syslog.bind(f"{tmp_path}/syslog")
         syslog.settimeout(PATIENCE)
@@ -401,7 +394,6 @@ def test_the_access_log_can_go_elsewhere(serve, tmp_path):
 
 
 def test_a_client_with_many_requests_at_once_does_not_hold_up_others(server):
-    """A request is answered before all of those that another connection had sent before it."""
     head = b"HEAD /openapi.json HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: %s\r\n"
     many = (head % b"many" + b"\r\n") * 5000 + head % b"many" + b"Connection: close\r\n\r\n"
     with server.connect() as pipeline, server.connect() as other:

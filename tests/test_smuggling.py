@@ -24,7 +24,6 @@ AFTER = b"GET /after HTTP/1.1\r\nHost: localhost\r\n\r\n"  # answered with 404 i
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all of these tests."""
     with running(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
         yield server
 
@@ -215,7 +214,6 @@ HEADS = {
 
 
 def test_heads_that_are_not_clear_are_refused(server):
-    """The same for what comes before the headers, and for line ends."""
     cases = {name: (head + b"0\r\n\r\n" + HIDDEN, [400]) for name, head in HEADS.items()}
     assert differ(server, cases) == {}
     assert server.stored(666) is None
@@ -270,7 +268,6 @@ def test_chunks_that_are_not_clear_are_refused(server):
 
 
 def test_a_token_in_a_trailer_lets_nobody_in(server):
-    """Also none that a proxy would have to merge into the headers."""
     head = HEAD.replace(b"Authorization", b"X") + b"Transfer-Encoding: chunked\r\n\r\n"
     trailer = CHUNKS["a token in a trailer"]
     assert exchange(server, head + chunked(EVIL) + trailer) == [401]
@@ -327,7 +324,6 @@ def test_only_the_target_of_the_plants_stores_one(server):
 
 
 def test_no_header_or_query_makes_of_a_method_another(server):
-    """As frameworks have it for forms."""
     for line in (b"X-HTTP-Method-Override", b"X-HTTP-Method", b"X-Method-Override", b"_method"):
         head = HEAD.replace(b"POST /plants", b"GET /plants?_method=POST") + line + b": POST\r\n"
         assert exchange(server, head + b"Content-Length: %d\r\n\r\n" % len(EVIL) + EVIL) == [405]

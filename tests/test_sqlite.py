@@ -34,7 +34,6 @@ def open_storage(path: Path, wait_limit: float = PATIENCE) -> Storage:
 
 
 def started(path: Path) -> Storage:
-    """A storage whose database is there."""
     storage = open_storage(path)
     storage.check_start()
     return storage
@@ -69,7 +68,6 @@ def after_statement(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_the_file_is_marked_as_ours_and_strict(storage, database):
-    """application_id, user_version, WAL, a STRICT table with id as its key."""
     storage.check()
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA application_id").fetchone() == (0x504C4E54,)
@@ -125,7 +123,6 @@ NO_DATABASES = {
 
 @pytest.mark.parametrize(("content", "words"), NO_DATABASES.values(), ids=NO_DATABASES)
 def test_a_file_that_is_not_ours_is_refused_and_stays_as_it_is(database, content, words):
-    """Neither written nor read."""
     if isinstance(content, bytes):
         database.write_bytes(content)
     else:
@@ -147,7 +144,6 @@ def test_a_file_with_two_names_is_refused(storage, database):
 
 
 def test_a_damaged_database_is_refused(storage, database):
-    """A file that SQLite can open but not read."""
     with database.open("r+b") as file:
         file.seek(100)
         file.write(b"\xff" * 3000)
@@ -175,7 +171,6 @@ def test_a_folder_that_is_missing_is_refused_until_it_is_there(tmp_path):
 
 
 def test_a_folder_as_the_file_is_refused(tmp_path):
-    """One line that names it."""
     with pytest.raises(NeedsOperator, match=f"{tmp_path}: unable to open database file"):
         open_storage(tmp_path).check_start()
 
@@ -436,7 +431,6 @@ def test_opening_and_closing_wait_for_the_lock(database):
 
 
 def is_stored(storage: Storage, plant: Plant) -> bool:
-    """Whether a plant could be stored within the storage's limit."""
     try:
         storage.add(plant)
     except Unavailable:

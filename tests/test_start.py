@@ -26,7 +26,6 @@ LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
     ids=str,
 )
 def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
-    """The line says which and what to do; the master has started no worker."""
     stops_in_one_line(serve(**environment), words)
 
 

@@ -17,7 +17,6 @@ from tests.support.users import run_in_processes
 
 
 def test_a_start_changes_nothing_that_is_stored(storage, url):
-    """Starting again, even many times, keeps the plants."""
     storage.add(Plant(7, "Monstera"))
     storage.close()
     for _ in range(3):
@@ -39,7 +38,6 @@ def test_a_url_of_no_known_kind_is_refused(wrong):
 
 
 def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
-    """If a batch fails for what is in it, its plants are written one by one."""
     batch = [Plant(3, "n"), Plant(2**64, "n"), Plant(2, "\ud800"), Plant(1, "n"), Plant(3, "x")]
     outcomes = storage.add_all(batch)
     assert [outcome is None for outcome in outcomes] == [True, False, False, True, False]
@@ -50,7 +48,6 @@ def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
 
 
 def test_many_threads_of_many_processes_store_all(storage, url, stored):
-    """Each plant that was added is there, and as it was added."""
     storage.close()
 
     def work(process: int) -> None:
@@ -84,7 +81,6 @@ def test_many_that_start_at_once_make_one_table(url, stored):
 
 
 def test_a_health_check_changes_nothing(storage, stored, monkeypatch):
-    """Whether there are plants or not."""
     monkeypatch.setattr("storage.CHECK_INTERVAL", -1)  # each is a write
     storage.check()
     assert stored() == []

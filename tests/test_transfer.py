@@ -84,7 +84,6 @@ def test_a_dump_loaded_elsewhere_gives_the_same_dump(run, storage, url, tmp_path
 
 
 def test_each_refused_line_is_named(run, storage, url, stored):
-    """Conflicts and lines that are no plant have their number; the others are stored."""
     storage.add(Plant(7, "Monstera"))
     lines = [
         b'{"id": 7, "name": "Monstera"}',
@@ -132,7 +131,6 @@ def test_blank_lines_are_skipped_but_counted(run, url, stored):
 
 
 def test_line_numbers_go_on_across_batches(run, storage, url, stored):
-    """A load is stored in many batches."""
     lines = [b'{"id": %d, "name": "n"}' % number for number in range(1, 1001)]
     lines[900] = b"{}"
     status, report, errors = run("load", url, b"\n".join(lines))
@@ -162,7 +160,6 @@ def test_large_plants_are_stored_in_small_batches(url):
 
 
 def test_the_url_comes_from_the_environment_too(run, storage, url, monkeypatch):
-    """As the service's own does."""
     storage.add(Plant(7, "Monstera"))
     monkeypatch.setenv("DATABASE_URL", url)
     assert run("dump", None) == (0, '{"id": 7, "name": "Monstera"}\n', "")
@@ -177,7 +174,6 @@ WRONG = ["", "plants.db", "sqlite:///", "sqlite:///a%00b", "sqlite:///{}", "sqli
     [*itertools.product(["dump", "load"], WRONG), ("dump", "postgresql:///?host={}")],
 )
 def test_what_is_no_storage_is_refused_in_one_line(run, command, wrong, tmp_path, monkeypatch):
-    """Exit status 1, and what is wrong, with no traceback."""
     monkeypatch.setenv("DATABASE_URL", "")
     status, out, errors = run(command, wrong.format(tmp_path))
     assert (status, out) == (1, "")
@@ -186,14 +182,12 @@ def test_what_is_no_storage_is_refused_in_one_line(run, command, wrong, tmp_path
 
 @pytest.mark.parametrize("name", ["plant.db", "none/plants.db"])
 def test_a_dump_of_a_missing_file_makes_none(run, tmp_path, name):
-    """A name that was mistyped is told in one line."""
     status, out, errors = run("dump", f"sqlite:///{tmp_path}/{name}")
     assert (status, out, errors) == (1, "", f"{tmp_path}/{name}: there is no such file\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_is_not_utf8_can_be_told(tmp_path):
-    """Standard error shows it escaped."""
     said = f"{tmp_path}/\\udcff.db: there is no such file\n".encode()
     assert start(*COMMAND, "dump", f"sqlite:///{tmp_path}/%ff.db") == (1, said)
 
@@ -257,7 +251,6 @@ def test_a_report_that_cannot_be_written_fails_a_load(url, stored, reader):
 
 
 def unread_pipe() -> int:
-    """The writing end of a pipe whose other end is closed."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer

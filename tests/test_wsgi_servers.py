@@ -62,7 +62,6 @@ class Input:
         self.body, self.has_blocked = body, False
 
     def read(self, size: int = -1) -> bytes:
-        """Return so many bytes."""
         self.has_blocked |= not 0 <= size <= len(self.body)
         part, self.body = self.body[:size], self.body[size:]
         return part

@@ -46,7 +46,6 @@ class PostgreSQL:
     """A server with a folder of its own, that listens on a Unix socket there."""
 
     def __init__(self) -> None:
-        """Run nothing yet."""
         self.folder = Path(tempfile.mkdtemp(prefix="plants-"))  # a socket's path must not be long
         self._data, self.log = self.folder / "data", self.folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,11 +55,9 @@ class PostgreSQL:
             shutil.chown(self.folder, USER, USER)
 
     def create(self) -> None:
-        """Make the data of a new server."""
         self._run("initdb", "-U", USER, "-A", "trust", "-N", "--encoding=UTF8", "--locale=C")
 
     def copy(self, primary: "PostgreSQL") -> None:
-        """Make the data of a standby."""
         source = ["-h", str(primary.folder), "-U", USER, "--write-recovery-conf"]
         self._run("pg_basebackup", *source, "--checkpoint=fast", "--no-sync")
 
@@ -88,7 +85,6 @@ class PostgreSQL:
         return False
 
     def url(self, database: str = "postgres") -> str:
-        """Return the URL of one of its databases."""
         return f"postgresql:///{database}?host={self.folder}&user={USER}"
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
@@ -119,7 +115,6 @@ class PostgreSQL:
                 os.kill(pid, signal.Signals[name])
 
     def kill(self) -> None:
-        """Kill -9 all its processes at once."""
         self.signal("SIGKILL")
         self._process.wait(PATIENCE)
 

@@ -79,7 +79,6 @@ class Server:
 
     @property
     def err(self) -> str:
-        """What was written to standard error so far."""
         return self.files[1].read_text()
 
     @functools.cached_property
@@ -103,7 +102,6 @@ class Server:
         return wait_until(look)
 
     def connect(self) -> socket.socket:
-        """A raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def send(self, data: bytes) -> bytes:
@@ -139,11 +137,9 @@ class Server:
             return file.execute(select, [number]).fetchone()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the master."""
         os.kill(self.process.pid, number)
 
     def wait(self) -> int:
-        """Wait for the master's end; return its status."""
         return self.process.wait(PATIENCE)
 
     def kill(self) -> None:
@@ -225,7 +221,6 @@ class Writers:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 
@@ -236,15 +231,12 @@ def receive(connection: socket.socket) -> bytes:
 
 
 class Usage(NamedTuple):
-    """What a process has of the system's resources."""
-
     threads: int
     descriptors: int
     memory: float  # MiB, with its share of what it has in common with others (PSS)
 
 
 def usage(pid: int) -> Usage:
-    """What a process uses now, as Linux tells it."""
     process = Path(f"/proc/{pid}")
     memory = re.search(r"(?m)^Pss: +(\d+) kB", (process / "smaps_rollup").read_text())[1]
     threads, descriptors = (len(list((process / name).iterdir())) for name in ("task", "fd"))
@@ -252,7 +244,6 @@ def usage(pid: int) -> Usage:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -35,39 +35,27 @@ class Late(Worker):
 
 
 class Starting(Worker):
-    """Does not come to its end of starting."""
-
     def init_process(self) -> None:
-        """Wait."""
         time.sleep(600)
 
 
 def fail(*_: object, **__: object) -> NoReturn:
-    """Fail as code with a bug does."""
     raise RuntimeError("a fault made by a test")
 
 
 class FailingHandle(Worker):
-    """Fails when it is to serve a connection."""
-
     handle = fail
 
 
 class FailingTimeout(Worker):
-    """Fails before it reads a request."""
-
     timeout_ctx = fail
 
 
 class FailingRequest(Worker):
-    """Fails when it is to answer a request."""
-
     handle_request = fail
 
 
 class FailingError(Worker):
-    """Fails when it is to answer what is not HTTP."""
-
     handle_error = fail
 
 
@@ -75,7 +63,6 @@ class FailingNotify(Worker):
     """Fails once it has answered a request, where it tells the master that it is alive."""
 
     def notify(self) -> None:
-        """Tell the master, or fail."""
         super().notify()
         if self.nr:
             fail()
@@ -85,5 +72,4 @@ class FailingLogger(AccessLogger):
     """Fails when it is to write a line of the access log."""
 
     def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
-        """Write nothing."""
         fail()
