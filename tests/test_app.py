@@ -44,9 +44,6 @@ def post(client, body, **headers):
     )
 
 
-# 200
-
-
 def test_a_new_plant_is_stored_and_answered_without_its_id(client, stored):
     answer = client.post_json("/plants", MONSTERA)
     assert answer.status_int == 200
@@ -84,9 +81,6 @@ def test_the_same_plant_again_is_a_200_and_stored_once(client, stored):
     assert stored() == [(7, "Monstera", "indoor")]
 
 
-# 409
-
-
 @pytest.mark.parametrize(
     ("first", "other"),
     [
@@ -103,9 +97,6 @@ def test_another_plant_with_the_id_is_a_409(client, stored, first, other):
     client.post_json("/plants", {**plant, **first})
     refused(post(client, json.dumps({**plant, **other})), 409, "id: 7")
     assert stored() == [(7, "monstera", first.get("tag"))]
-
-
-# 400
 
 
 def test_a_400_names_all_that_is_wrong(client, stored):
@@ -126,9 +117,6 @@ def test_a_message_is_never_longer_than_a_thousand_characters(client, stored):
     assert len(refused(client.get("/" + "x" * 3000, expect_errors=True), 404)) == 1000
     refused(ask_health(client, "#" * 3000), 400, "Host")
     assert stored() == []
-
-
-# Host
 
 
 def ask_health(client, host, protocol="HTTP/1.1", method="GET"):
@@ -163,9 +151,6 @@ def test_without_one_valid_host_every_request_is_a_400(client, host):
     assert ask_health(client, host, method="HEAD").status_int == 400
     assert ask_health(client, host, method="HEAD").body == b""
     assert ask_health(client, host, "HTTP/1.0").status_int == 200
-
-
-# 401
 
 
 NO_CREDENTIALS = {
@@ -242,9 +227,6 @@ def test_each_token_is_compared_whichever_is_sent(storage, monkeypatch):
         assert {len(digest) for two in compared for digest in two} == {32}
 
 
-# 415 and 413
-
-
 @pytest.mark.parametrize(
     "content_type",
     [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "json",
@@ -292,9 +274,6 @@ def test_a_body_beyond_the_limit_is_a_413(client, stored):
     refused(post(client, b"", Content_Length=str(10**30)), 413)
     assert stored() == []
     assert post(client, plant.ljust(BODY_LIMIT)).status_int == 200
-
-
-# 404, 405 and the order of checks
 
 
 @pytest.mark.parametrize(
@@ -357,9 +336,6 @@ def test_the_order_of_checks(client, stored):
     assert stored() == [(7, "Monstera", "indoor")]
 
 
-# 503, 500 and health
-
-
 def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_away, stored):
     client.post_json("/plants", MONSTERA)
     with taken_away():
@@ -388,9 +364,6 @@ def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
     assert answer.headers["X-Request-ID"] in caplog.text
 
 
-# what every answer has
-
-
 def ids_of_answers(client, headers):
     requests = [("GET", "/healthz"), ("GET", "/nowhere"), ("GET", "/plants"), ("POST", "/plants")]
     for method, path in requests:
@@ -409,9 +382,6 @@ def test_every_answer_has_a_new_request_id_where_the_client_sent_no_sane_one(cli
     found = list(ids_of_answers(client, {} if sent is None else {"X-Request-ID": sent}))
     assert len(set(found)) == len(found)
     assert all(re.fullmatch("(?!0{8})[0-9a-f]{32}", request_id) for request_id in found)
-
-
-# the bearer plugin and the tokens
 
 
 def test_a_route_that_says_nothing_asks_for_a_token():

@@ -162,10 +162,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_a_body_cut_short_is_a_400_and_stores_nothing(server):
     body = b'{"id": 101, "name": "Ivy"}'
-    with server.connect() as connection:
-        connection.sendall(HEAD + b"Content-Length: 31\r\n\r\n" + body)
-        connection.shutdown(socket.SHUT_WR)
-        assert "the body ended after 26 of 31 bytes" in refused(receive(connection), 400)
+    data = server.send(HEAD + b"Content-Length: 31\r\n\r\n" + body, ends=True)
+    assert "the body ended after 26 of 31 bytes" in refused(data, 400)
     assert server.stored(101) is None
 
 

@@ -104,10 +104,12 @@ class Server:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
-    def send(self, data: bytes) -> bytes:
-        """Send `data` on a connection of its own and return all that comes until its end."""
+    def send(self, data: bytes, ends: bool = False) -> bytes:
+        """Send `data`, and its end or nothing more; return all that comes until the end of that."""
         with self.connect() as connection:
             connection.sendall(data)
+            if ends:
+                connection.shutdown(socket.SHUT_WR)
             return receive(connection)
 
     def request(
