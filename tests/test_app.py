@@ -6,7 +6,6 @@ Whatever is refused is also shown to have stored nothing.
 import hmac
 import json
 import re
-from base64 import b64encode
 from functools import partial
 
 import pytest
@@ -158,15 +157,11 @@ NO_CREDENTIALS = {
     "empty": "",
     "no scheme": TOKEN,
     "another scheme": f"Basic {TOKEN}",
-    "as a password": f"Basic {b64encode(f'user:{TOKEN}'.encode()).decode()}",
     "no space": f"Bearer{TOKEN}",
     "a tab": f"Bearer\t{TOKEN}",
 }
 INVALID = {
     "a space and a tab": f"Bearer \t{TOKEN}",
-    "in quotes": f'Bearer "{TOKEN}"',
-    "two schemes": f"Bearer Bearer {TOKEN}",
-    "a parameter": f"Bearer {TOKEN}, realm=x",
     "no token": "Bearer",
     "the start of the token": f"Bearer {TOKEN[:-1]}",
     "the end of the token": f"Bearer {TOKEN[1:]}",

@@ -75,7 +75,9 @@ def test_its_shapes_are_the_schemas(client):
         assert component.pop("allOf", None) or component == {
             key: value for key, value in shape.items() if not key.startswith("$")
         }
-    assert components["NewPlant"]["allOf"][0] == {"$ref": "#/components/schemas/Plant"}
+    new_plant = components["NewPlant"]  # generators of clients drop what stands beside allOf
+    assert new_plant["allOf"][0] == {"$ref": "#/components/schemas/Plant"}
+    assert list(new_plant["allOf"][1]["properties"]) == ["id"] and "properties" not in new_plant
 
 
 def test_its_patterns_can_be_copied_into_source_code():
@@ -96,8 +98,6 @@ def test_it_warns_of_ids_that_javascript_would_change():
 
 def test_its_shapes_mean_the_same_in_both_dialects():
     """The files declare 2019-09; in OpenAPI 3.1, whose dialect is 2020-12, they are valid too."""
-    for validator in VALIDATORS.values():
-        assert validator.schema["$schema"] == "https://json-schema.org/draft/2019-09/schema"
     document = openapi()
     assert "jsonSchemaDialect" not in document
     for schema in document["components"]["schemas"].values():

@@ -29,14 +29,6 @@ def test_each_schema_is_described_and_fits_its_own_examples(name):
         VALIDATORS[name].validate(example)
 
 
-def test_a_new_plant_is_built_on_plant_by_reference():
-    """new-plant.json is allOf of a $ref to plant.json and an object with id, nothing beside."""
-    schema = VALIDATORS["new-plant"].schema
-    assert schema["allOf"][0] == {"$ref": "plant.json"}
-    assert list(schema["allOf"][1]["properties"]) == ["id"]
-    assert "properties" not in schema
-
-
 @pytest.mark.parametrize(
     ("text", "plant"),
     [

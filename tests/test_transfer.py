@@ -159,12 +159,6 @@ def test_large_plants_are_stored_in_small_batches(url):
     assert max(lengths) == 250
 
 
-def test_the_url_comes_from_the_environment_too(run, storage, url, monkeypatch):
-    storage.add(Plant(7, "Monstera"))
-    monkeypatch.setenv("DATABASE_URL", url)
-    assert run("dump", None) == (0, '{"id": 7, "name": "Monstera"}\n', "")
-
-
 WRONG = ["", "plants.db", "sqlite:///", "sqlite:///a%00b", "sqlite:///{}", "sqlite:///{}/none/x.db",
          "postgresql://u:100%@h/d"]  # fmt: skip
 

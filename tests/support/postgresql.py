@@ -133,24 +133,15 @@ class PostgreSQL:
 
 
 @contextlib.contextmanager
-def running_postgresql(*settings: str) -> Iterator[PostgreSQL]:
-    """A server that has been started with `settings`; nothing of it is left in the end."""
+def running_postgresql(*settings: str, primary: PostgreSQL | None = None) -> Iterator[PostgreSQL]:
+    """A server, or a standby of a `primary`, with `settings`; nothing of it is left in the end."""
     server = PostgreSQL()
     try:
-        server.create()
+        if primary:
+            server.copy(primary)
+        else:
+            server.create()
         server.start(*settings)
-        yield server
-    finally:
-        server.remove()
-
-
-@contextlib.contextmanager
-def running_standby(primary: PostgreSQL) -> Iterator[PostgreSQL]:
-    """A standby of a server; nothing of it is left in the end."""
-    server = PostgreSQL()
-    try:
-        server.copy(primary)
-        server.start()
         yield server
     finally:
         server.remove()
