@@ -5,6 +5,7 @@ Contains no SQL and no HTTP: the engines in sqlite.py and postgresql.py know the
 
 import contextlib
 import logging
+import operator
 import threading
 import time
 from collections import deque
@@ -48,7 +49,7 @@ class Storage:
         url: str,
         identity: str = "",
         wait_limit: float = WAIT_LIMIT,
-        call_blocking: Call = lambda function: function(),
+        call_blocking: Call = operator.call,
     ) -> "Storage":
         """Return the storage that `url` names, if it is that of `identity`.
 
@@ -62,7 +63,7 @@ class Storage:
             from postgresql import PostgreSQLEngine  # SQLite does without psycopg
 
             engine = PostgreSQLEngine(url, identity, wait_limit / 2)
-            return cls(engine, wait_limit, lambda function: function())
+            return cls(engine, wait_limit, operator.call)
         raise NeedsOperator(
             "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
             "an absolute path) or a server like postgresql://user:password@host/database"
@@ -227,6 +228,5 @@ class GroupCommit:
         with contextlib.suppress(IndexError):
             while len(self._batch) < MAX_BATCH and size < MAX_BATCH_SIZE:
                 self._batch.append(self._queue.popleft())
-                texts = [text for text in self._batch[-1].plant or () if isinstance(text, str)]
-                size += len("".join(texts).encode(errors="replace"))
+                size += len(ascii(self._batch[-1].plant))  # no less than in UTF-8
         return [entry.plant for entry in self._batch]

@@ -24,6 +24,7 @@ from gunicorn.workers.ggevent import GeventWorker
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 UNWANTED = 2**16  # bytes to read and throw away at a time
+FAIR_SHARE = 2**12  # bytes to receive before other connections come first
 FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
 
 # Until a worker has handlers of its own it has the master's, in which these would be lost.
@@ -40,6 +41,7 @@ class Connection:
         # With a gettimeout() too, gunicorn would call it for each request.
         self.setblocking, self.send = sock.setblocking, sock.send
         self._request_limit, self._linger_limit = request_limit, linger_limit
+        self._received = FAIR_SHARE  # bytes since others came first
         self.is_expired = False
         self.set_deadline(request_limit)
 
@@ -50,10 +52,14 @@ class Connection:
 
     def recv(self, size: int) -> Any:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
-        if self.is_idle:  # recv() would not wait for what is there, nor let others come first
-            gevent.socket.wait(self._sock._read_event)
+        if self.is_idle:
+            if self._received >= FAIR_SHARE:  # recv() would not wait for what is there already
+                gevent.socket.wait(self._sock._read_event)
+                self._received = 0
             self.set_deadline(self._request_limit, is_idle=False)
-        return self._sock.recv(size)
+        data = self._sock.recv(size)
+        self._received += len(data)
+        return data
 
     def sendall(self, data: bytes) -> None:
         """Keep a part of an answer until flush()."""
@@ -115,10 +121,7 @@ class Worker(GeventWorker):
             self.connections.discard(connection)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
-        """Answer a request; let other connections go on before one that came with the last."""
-        if sock.is_idle:  # nothing was received, so nothing has waited
-            gevent.sleep(0)
-            sock.set_deadline(self.request_limit, is_idle=False)
+        """Answer a request, then let other connections go on: the next one may be there already."""
         req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
         for name, value in req.headers:  # gunicorn sees a "close" only alone
             if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
@@ -133,6 +136,7 @@ class Worker(GeventWorker):
         except errors.ParseException:  # which would be a second answer
             raise StopIteration from None
         sock.set_deadline(self.cfg.keepalive)
+        gevent.sleep(0)
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; look after the connections."""

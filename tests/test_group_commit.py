@@ -136,7 +136,7 @@ def test_a_batch_has_so_many_plants_at_most(monkeypatch, storage, engine):
 
 def test_a_batch_has_so_many_bytes_at_most(storage, engine):
     """Small plants would wait for the commit of large ones."""
-    large = [Plant(number, "ü" * 2**18) for number in range(1, 6)]  # half a mebibyte
+    large = [Plant(number, "u" * 2**19) for number in range(1, 6)]
     with writing_and_waiting(storage, engine, Plant(0, "zero"), large):
         pass
     assert [[plant.id for plant in batch] for batch in engine.batches] == [[0], [1, 2], [3, 4], [5]]

@@ -23,7 +23,7 @@ import psycopg
 
 from tests.conftest import ROWS
 from tests.support.postgresql import USER, processes_in, program
-from tests.support.server import TOKEN, Server, Writers
+from tests.support.server import ROOT, TOKEN, Server, Writers
 
 NODES = 3
 TIME_LIMIT = 180.0  # seconds until a script that gets nowhere fails
@@ -221,7 +221,7 @@ def main() -> int:
             cluster.wait_until_whole()
             subprocess.run(["patroni", "--version"], check=True)
             environment = {"DATABASE_URL": cluster.url(), "PLANTS_TOKENS": TOKEN}
-            server = Server(folder, **environment)
+            server = Server(ROOT, folder, [], None, environment)
             stack.callback(server.kill)
             happenings = [kill_the_primary, kill_postgresql, freeze_the_primary, switch_over]
             return int(
