@@ -16,15 +16,6 @@ from tests.support.server import PATIENCE
 from tests.support.users import run_in_processes
 
 
-def test_a_start_changes_nothing_that_is_stored(storage, url):
-    storage.add(Plant(7, "Monstera"))
-    storage.close()
-    for _ in range(3):
-        with contextlib.closing(Storage.from_url(url)) as again:
-            again.check_start()
-            assert list(again.rows()) == [Plant(7, "Monstera")]
-
-
 @pytest.mark.parametrize(
     "wrong",
     ["", " ", "plants.db", "sqlite://plants.db", "sqlite:///", "sqlite:///:memory:", "mysql://h/d",
