@@ -522,17 +522,6 @@ def test_a_file_replaced_during_the_work_is_noticed(
         storage.add(Plant(2, "two"))
 
 
-def test_a_health_check_writes(database):
-    """It changes nothing, but what could not be written would be noticed."""
-    with contextlib.closing(started(database)) as storage:
-        storage.add(Plant(1, "one"))
-    wal = Path(f"{database}-wal")
-    storage = open_storage(database)
-    storage.check()
-    assert wal.stat().st_size > 0
-    assert list(storage.rows()) == [Plant(1, "one")]
-
-
 def test_the_wal_does_not_grow_for_ever(storage, database):
     """It begins anew every few megabytes."""
     for first in range(0, 8000, 250):
