@@ -70,7 +70,6 @@ def storage(url: str, database: Path, new_database: Path) -> Iterator[Storage]:
 
 @pytest.fixture
 def client(storage: Storage) -> TestApp:
-    """A client of the application that has a token."""
     client = TestApp(create_app(storage, [TOKEN]))
     client.authorization = ("Bearer", TOKEN)
     return client

@@ -132,7 +132,6 @@ def test_a_batch_has_so_many_plants_at_most(monkeypatch, storage, engine):
 
 
 def test_a_batch_has_so_many_bytes_at_most(storage, engine):
-    """Small plants would wait for the commit of large ones."""
     large = [Plant(number, "u" * 2**19) for number in range(1, 6)]
     with writing_and_waiting(storage, engine, Plant(0, "zero"), large):
         pass

@@ -511,8 +511,6 @@ def test_no_other_file_is_taken_up_later(database, stored):
 def test_a_file_replaced_during_the_work_is_noticed(
     storage, database, after_statement, statement, words
 ):
-    """The connection has the old file, and its name leads to another one."""
-
     def replace(_: sqlite3.Connection) -> None:
         subprocess.run(["cp", database, f"{database}.copy"], check=True)
         os.replace(f"{database}.copy", database)

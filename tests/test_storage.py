@@ -60,8 +60,6 @@ def test_many_threads_of_many_processes_store_all(storage, url, stored):
 
 
 def test_many_that_start_at_once_make_one_table(url, stored):
-    """Servers on many machines may find no table at the same time."""
-
     def start() -> None:
         with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
             storage.check_start()

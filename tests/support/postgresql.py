@@ -88,7 +88,6 @@ class PostgreSQL:
         return f"postgresql:///{database}?host={self.folder}&user={USER}"
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement; return what rows it gives."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []

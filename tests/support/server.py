@@ -83,8 +83,6 @@ class Server:
 
     @functools.cached_property
     def port(self) -> int:
-        """The port it listens at, once it does."""
-
         def look() -> Any:
             assert self.process.poll() is None, self.err
             return re.search(r"Listening at: https?://[\d.]+:(\d+)", self.err)
@@ -115,7 +113,6 @@ class Server:
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], Any]:
-        """Send a request; return the status, the headers in lower case and the JSON body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.request(method, path, body, dict(headers or {}))
@@ -191,7 +188,6 @@ class Writers:
         return bool(wait_until(lambda: len(self.acknowledged) >= goal))
 
     def write(self) -> None:
-        """Post plants of one's own, each until it is acknowledged."""
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(client):
             for number in self._numbers:
