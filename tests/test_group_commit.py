@@ -71,9 +71,8 @@ def start(engine: MemoryEngine) -> Iterator[Callable[..., Storage]]:
         def start(
             wait_limit: float = PATIENCE,
             call: Callable[..., object] = lambda function: function(),
-            over: Engine = engine,
         ) -> Storage:
-            return storages.enter_context(contextlib.closing(Storage(over, wait_limit, call)))
+            return storages.enter_context(contextlib.closing(Storage(engine, wait_limit, call)))
 
         yield start
         engine.go.set()
@@ -229,16 +228,12 @@ class Text(str):
     """A string that can be observed."""
 
 
-def test_what_was_written_is_not_kept_in_memory(start):
+def test_what_was_written_is_not_kept_in_memory(storage, engine):
     """Not even until the next batch: one of large plants may be a megabyte."""
-
-    class ForgetfulEngine(MemoryEngine):
-        def insert(self, plants: Sequence[Plant]) -> Inserted:
-            return Inserted(len(plants))
-
+    engine.insert = lambda plants: Inserted(len(plants))  # keeps nothing
     name = Text("n")
     reference = weakref.ref(name)
-    start(over=ForgetfulEngine()).add(Plant(1, name))
+    storage.add(Plant(1, name))
     del name
     wait_until(lambda: gc.collect() is not None and reference() is None)
 

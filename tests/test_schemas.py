@@ -105,8 +105,6 @@ REFUSED = {
     "half a character behind many others": (
         f'{{{OTHERS}, "x": "\\udfff", "id": 1, "name": "n"}}',
         "the plant: must not contain half of a surrogate pair"),
-    "NUL far behind": ('{"id": 1, "name": "' + "x" * 60_000 + '\\u0000"}',
-                       "name: must not contain NUL"),
     "a nested value is cut": ('{"id": ' + "[" * 900 + "]" * 900 + ', "name": {"a": {"b": [[1]]}}}',
                               "id: must be an integer, not " + "[" * 59 + "…; "
                               'name: must be a string, not {"a": {"b": [[1]]}}'),

@@ -90,9 +90,6 @@ REFUSED = [
     rb'"\ud800"', rb'"\uDFAA"', rb'"\uDADA"', rb'"\uD888\u1234"', rb'"\uD800\n"', rb'"\uDd1ea"',
     rb'"\uD800\uD800\n"', rb'"\ud800abc"', rb'"\uDd1e\uD834"', rb'["\ud800"]', rb'{"\uDFAA":0}',
     b'{"a":"b","a":"c"}', b'{"a":"b","a":"b"}', rb'{"a":1,"\u0061":1}', b'{"x":{"a":1,"a":1}}',
-    # half pairs that are no JSON either
-    rb'"\uD800\"', rb'"\uD800\u"', rb'"\uD800\u1"', rb'"\uD800\u1x"', rb'"\uD834\uDd"',
-    rb'"\uD800\uD800\x"',
     # more than anybody should take
     b"[" * 60_000, b'[{"":' * 12_000, b"1" * 4301, b"-" + b"1" * 60_000,
 ]  # fmt: skip
