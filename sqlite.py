@@ -22,7 +22,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
     CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;
     PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; COMMIT"""
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
-TRY_A_WRITE = f"PRAGMA user_version = {VERSION}"
+TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
 LOST = "was deleted or replaced: restore it, then restart"
