@@ -31,7 +31,7 @@ class Inserted(NamedTuple):
 
 
 class Engine(Protocol):
-    """A database with a table of plants, used by one thread at a time.
+    """A database with a table of plants, used by one thread at a time, but for rows().
 
     insert() stores durably the plants whose id is new; without plants, it proves that it could. If
     it raises Unavailable, each may be stored or not; another exception means that plants are at

@@ -22,7 +22,7 @@ DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
-MAX_BATCH = 1000  # plants of three values each; SQLite allows 32,766 in a statement
+MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log

@@ -121,7 +121,7 @@ class Worker(GeventWorker):
             self.connections.discard(connection)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
-        """Answer a request, then let other connections go on: the next one may be there already."""
+        """Answer a request."""
         req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
         for name, value in req.headers:  # gunicorn sees a "close" only alone
             if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
@@ -136,7 +136,6 @@ class Worker(GeventWorker):
         except errors.ParseException:  # which would be a second answer
             raise StopIteration from None
         sock.set_deadline(self.cfg.keepalive)
-        gevent.sleep(0)
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; look after the connections."""
