@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from calls import measure_calls
 from competitors import Competitor, this_service
@@ -19,6 +20,13 @@ import postgresql
 
 PARTS = ("1", "32", "128", "packets", "slow", "postgresql", "memory", "calls")
 PRESENT = "present"
+
+
+class Side(NamedTuple):
+    """One of the two that are compared."""
+
+    competitor: Competitor
+    tools: Path
 
 
 class Comparison:
@@ -42,25 +50,25 @@ class Comparison:
             if any(setting.database == "postgresql" for setting in self.settings):
                 server = stack.enter_context(postgresql.server())
             for each in sides:  # it compiles its Python, and shows that it starts
-                with empty_folder(folder) as own, running(each, own):
+                with empty_folder(folder) as own, running(each.competitor, own):
                     pass
             for number in range(rounds):
                 self._measure_round(sides[:: -1 if number % 2 else 1], folder, server)
 
-    def _measure_round(self, sides: list[Competitor], folder: Path, server: Path | None) -> None:
+    def _measure_round(self, sides: list[Side], folder: Path, server: Path | None) -> None:
         """Measure everything once, and keep what was measured of both sides."""
-        found: dict[str, dict[str, float]] = {each.title: {} for each in sides}
+        found: dict[str, dict[str, float]] = {each.competitor.title: {} for each in sides}
         groups: defaultdict[tuple[bool, str], list[Setting]] = defaultdict(list)
         for setting in self.settings:
             groups[setting.slow, setting.database].append(setting)
         for group in groups.values():
             self._measure_load(sides, group, folder, server, found)
         for each in sides:
-            figures = found[each.title]
+            figures = found[each.competitor.title]
             if "memory" in self.parts:
                 self._measure_memory(each, folder, figures)
             if "calls" in self.parts:
-                calls = measure_calls(Path(each.command[0]).parent, each.source)
+                calls = measure_calls(each.tools, each.competitor.source)
                 figures["a call, us of CPU time"] = calls.application
                 figures["a call of a constant, us"] = calls.constant
         present, other = found[PRESENT], found[self.commit]
@@ -69,7 +77,7 @@ class Comparison:
                 self.pairs[title].append((present[title], other[title]))
 
     def _measure_load(
-        self, sides: list[Competitor], settings: list[Setting], folder: Path, server: Path | None,
+        self, sides: list[Side], settings: list[Setting], folder: Path, server: Path | None,
         found: dict[str, dict[str, float]],
     ) -> None:  # fmt: skip
         """Start both, and post to them in turn. All settings have the same disk and database."""
@@ -80,7 +88,7 @@ class Comparison:
                 own, url = stack.enter_context(empty_folder(folder)), ""
                 if server and settings[0].database == "postgresql":
                     url = stack.enter_context(postgresql.database(server))
-                services.append(stack.enter_context(running(each, own, url, slow)))
+                services.append(stack.enter_context(running(each.competitor, own, url, slow)))
             for setting in settings:
                 for service in services:
                     if run := post(service, setting, self.seconds):
@@ -88,9 +96,9 @@ class Comparison:
                         figures[f"{setting.title}: plants/s"] = run.rate
                         figures[f"{setting.title}: p99, ms"] = run.p99
 
-    def _measure_memory(self, each: Competitor, folder: Path, figures: dict[str, float]) -> None:
+    def _measure_memory(self, each: Side, folder: Path, figures: dict[str, float]) -> None:
         """Start one alone, as PSS counts what two have in common for half, and post to it."""
-        with empty_folder(folder) as own, running(each, own) as service:
+        with empty_folder(folder) as own, running(each.competitor, own) as service:
             if post(service, SETTINGS["128"], self.seconds):
                 figures["memory, MB (PSS)"] = service.memory()
                 figures["seconds to the first 200"] = service.seconds_to_first
@@ -133,6 +141,7 @@ def check_out(commit: str, folder: Path) -> None:
     subprocess.run(["tar", "-x", "-C", folder], input=files, check=True)
 
 
-def side(title: str, source: Path) -> Competitor:
+def side(title: str, source: Path) -> Side:
     """The service in the folder `source`, in an environment with what it requires."""
-    return this_service(title, environment(source / "requirements.txt"), source)
+    tools = environment(source / "requirements.txt")
+    return Side(this_service(title, tools, source), tools)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.postgresql import PostgreSQL, running_postgresql
+from tests.support.postgresql import PostgreSQL, running_postgresql, running_standby
 from tests.support.server import Server, Writers, wait_until
 
 Pair = tuple[PostgreSQL, PostgreSQL]
@@ -20,7 +20,7 @@ def database() -> Iterator[PostgreSQL]:
 @pytest.fixture
 def pair(database: PostgreSQL) -> Iterator[Pair]:
     """A primary, and a standby that each of its commits waits for."""
-    with running_postgresql(primary=database) as standby:
+    with running_standby(database) as standby:
         database.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
         database.execute("SELECT pg_reload_conf()")
         state = "SELECT sync_state FROM pg_stat_replication"

@@ -96,6 +96,20 @@ def test_the_access_log_has_no_health_checks_unless_they_fail(
     assert sorted(logged) == [("GET /healthz", "503"), ("POST /healthz", "405")]
 
 
+def test_a_request_id_leads_from_a_503_to_its_reason(
+    serve: Callable[..., Server], database: Path
+) -> None:
+    """The id in the answer is in the line of the error log and in that of the access log."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    os.rename(database, f"{database}.away")
+    status, headers, _ = server.request("POST", "/plants", json.dumps(MONSTERA), HEADERS)
+    assert status == 503
+    reason = rf"\[ERROR\] request {headers['x-request-id']} got a 503: {database} was deleted"
+    assert re.search(reason, server.err)
+    wait_until(lambda: f"{headers['x-request-id']}\n" in server.out)
+
+
 def test_a_request_id_leads_from_a_500_to_its_traceback(
     serve: Callable[..., Server], database: Path
 ) -> None:

@@ -56,6 +56,8 @@ class FailingRequest(Worker):
 
 
 class FailingError(Worker):
+    """Fails when it is to answer what is not HTTP."""
+
     handle_error = fail
 
 
@@ -63,6 +65,7 @@ class FailingNotify(Worker):
     """Fails once it has answered a request, where it tells the master that it is alive."""
 
     def notify(self) -> None:
+        """Tell the master, or fail."""
         super().notify()
         if self.nr:
             fail()
@@ -72,4 +75,5 @@ class FailingLogger(AccessLogger):
     """Fails when it is to write a line of the access log."""
 
     def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
+        """Write nothing."""
         fail()
