@@ -158,12 +158,13 @@ def test_a_rule_for_what_is_nested_holds_at_any_depth_and_place(tmp_path):
     schema["properties"] |= {"words": words, "pages": {"type": "array", "items": words}}
     file.write_text(json.dumps(schema))
     cases = {
-        "taken": {"words": ["a"] * 99, "pages": [["a"]]},
+        "tag: None": {"words": ["a"] * 99, "pages": [["a"]]},
         "InvalidPlant: words.1: must be a string, not 1": {"words": ["a", 1]},
         "InvalidPlant: the plant: data.words[99] must be string": {"words": ["a"] * 99 + [1]},
         "InvalidPlant: the plant: data.pages[0][1] must be string": {"pages": [["a", 1]]},
     }
-    program = "import schemas, sys; schemas.parse_new_plant(sys.argv[1].encode()); print('taken')"
+    parse = "schemas.parse_new_plant(sys.argv[1].encode())"
+    program = f"import schemas, sys; print('tag:', {parse}.tag)"
     for said, members in cases.items():
         command = [sys.executable, "-c", program, json.dumps({"id": 7, "name": "n", **members})]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
