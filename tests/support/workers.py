@@ -35,33 +35,23 @@ class Late(Worker):
 
 
 class Starting(Worker):
-    """Does not come to its end of starting."""
-
     def init_process(self) -> None:
-        """Wait."""
         time.sleep(600)
 
 
 def fail(*_: object, **__: object) -> NoReturn:
-    """Fail as code with a bug does."""
     raise RuntimeError("a fault made by a test")
 
 
 class FailingHandle(Worker):
-    """Fails when it is to serve a connection."""
-
     handle = fail
 
 
 class FailingTimeout(Worker):
-    """Fails before it reads a request."""
-
     timeout_ctx = fail
 
 
 class FailingRequest(Worker):
-    """Fails when it is to answer a request."""
-
     handle_request = fail
 
 
