@@ -3,24 +3,23 @@
 import contextlib
 import os
 import shutil
-import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from webtest import TestApp
 
 from app import create_app
 from storage import Storage
-from tests.support.server import PATIENCE, ROOT, TOKEN, Server
+from tests.support.server import PATIENCE, TOKEN, Server
 
 ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of pytest's command line."""
     parser.addoption(
         "--crash-rounds",
         type=int,
@@ -36,7 +35,6 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was measured."""
     for report in terminalreporter.stats.get("passed", []):
         for name, figures in report.user_properties:
             terminalreporter.write_line(f"{name}: {figures}")
@@ -44,7 +42,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """Where a test's SQLite file is, or will be."""
     return tmp_path / "plants.db"
 
 
@@ -73,7 +70,6 @@ def storage(url: str, database: Path, new_database: Path) -> Iterator[Storage]:
 
 @pytest.fixture
 def client(storage: Storage) -> TestApp:
-    """A client of the application that has a token."""
     client = TestApp(create_app(storage, [TOKEN]))
     client.authorization = ("Bearer", TOKEN)
     return client
@@ -109,14 +105,8 @@ def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
     """Starts gunicorn as the README does, on a free port and with a database of its own."""
     servers: list[Server] = []
 
-    def start(
-        *arguments: str,
-        command: list[str] | None = None,
-        listener: socket.socket | None = None,
-        **environment: str,
-    ) -> Server:
-        settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": url, **environment}
-        servers.append(Server(ROOT, tmp_path, arguments, command, settings, listener))
+    def start(*arguments: str, **options: Any) -> Server:
+        servers.append(Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options}))
         return servers[-1]
 
     yield start

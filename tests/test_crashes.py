@@ -28,7 +28,6 @@ class MixedWriters(Writers):
         self.refusals: Counter[tuple[int, int]] = Counter()  # the right status, the one that came
 
     def afterwards(self, client: http.client.HTTPConnection, number: int) -> None:
-        """Post what has to be refused."""
         another, none = {"id": number, "name": "another"}, {"id": -1 - number, "name": None}
         self.refusals[409, self.post(client, another)] += 1
         self.refusals[400, self.post(client, none)] += 1
@@ -36,7 +35,6 @@ class MixedWriters(Writers):
 
 @pytest.fixture
 def victims() -> list[str]:
-    """What is killed, one after another."""
     return ["a worker", "the service", "a worker"]
 
 

@@ -13,8 +13,6 @@ from tests.support.server import HEADERS
 
 @pytest.fixture
 def post(client: TestApp) -> Callable[[bytes], tuple[int, dict]]:
-    """Posts a body to the application; returns the status and the answer."""
-
     def post_to_client(body: bytes) -> tuple[int, dict]:
         answer = client.post("/plants", body, HEADERS, expect_errors=True)
         return answer.status_int, answer.json

@@ -19,12 +19,12 @@ import pytest
 
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import MAX_BATCH, Storage
+from storage import MAX_BATCH, Storage, outcome
 from tests.support.server import PATIENCE, wait_until
 
 
 class MemoryEngine(Engine):
-    """An engine in memory. Each write waits for `go`, and fails with `failure` if there is one."""
+    """An engine in memory. Each write waits for `go`, calls `meanwhile`, and raises `failure`."""
 
     def __init__(self) -> None:
         self.obstacle, self.identity = "", ""
@@ -34,6 +34,7 @@ class MemoryEngine(Engine):
         self.go.set()
         self.is_writing = threading.Event()
         self.is_closed = threading.Event()
+        self.meanwhile: Callable[[], object] = lambda: None
         self.failure: Exception | None = None
         self.calls = 0  # of insert()
 
@@ -41,6 +42,7 @@ class MemoryEngine(Engine):
         self.calls += 1
         self.is_writing.set()
         assert self.go.wait(PATIENCE)
+        self.meanwhile()
         if self.failure:
             raise self.failure
         if any(plant.name == "poison" for plant in plants):
@@ -53,39 +55,24 @@ class MemoryEngine(Engine):
                 self.table.setdefault(plant.id, plant)
         return Inserted(len(self.table) - before, locked, self.table)
 
-    def rows(self) -> Iterator[Plant]:
-        yield from sorted(self.table.values())
-
     def close(self) -> None:
         self.is_closed.set()
 
 
-def call_directly(function: Callable[[], object]) -> object:
-    """Call what may block."""
-    return function()
-
-
-def make_storage(
-    engine: Engine, wait_limit: float = PATIENCE, call: Callable[..., object] = call_directly
-) -> Storage:
-    """A storage over an engine."""
-    return Storage(engine, wait_limit, call)
-
-
 @pytest.fixture
 def engine() -> MemoryEngine:
-    """An engine that does not wait."""
     return MemoryEngine()
 
 
 @pytest.fixture
 def start(engine: MemoryEngine) -> Iterator[Callable[..., Storage]]:
-    """Makes storages over the engine."""
     with contextlib.ExitStack() as storages:
 
-        def start(**options: float) -> Storage:
-            storage = make_storage(engine, **options)
-            return storages.enter_context(contextlib.closing(storage))
+        def start(
+            wait_limit: float = PATIENCE,
+            call: Callable[..., object] = lambda function: function(),
+        ) -> Storage:
+            return storages.enter_context(contextlib.closing(Storage(engine, wait_limit, call)))
 
         yield start
         engine.go.set()
@@ -93,12 +80,10 @@ def start(engine: MemoryEngine) -> Iterator[Callable[..., Storage]]:
 
 @pytest.fixture
 def storage(start: Callable[..., Storage]) -> Storage:
-    """A storage that waits long."""
     return start()
 
 
 def plants(*ids: int) -> list[Plant]:
-    """Some plants."""
     return [Plant(number, f"plant {number}") for number in ids]
 
 
@@ -130,7 +115,6 @@ def writing_and_waiting(
 
 
 def test_what_comes_during_a_commit_is_the_next_batch(storage, engine):
-    """It is written as one, sorted by id."""
     with writing_and_waiting(storage, engine, *plants(5), plants(9, 3, 7, 1)) as (first, others):
         engine.go.set()
         assert first.result(PATIENCE) == [None]
@@ -140,14 +124,12 @@ def test_what_comes_during_a_commit_is_the_next_batch(storage, engine):
 
 
 def test_a_batch_has_so_many_plants_at_most(storage, engine):
-    """A thousand; what is beyond is in the next."""
     with writing_and_waiting(storage, engine, *plants(0), plants(*range(1, 2002))):
         pass
     assert [len(batch) for batch in engine.batches] == [1, 1000, 1000, 1]
 
 
 def test_a_batch_has_so_many_bytes_at_most(storage, engine):
-    """Small plants would wait for the commit of large ones."""
     large = [Plant(number, "u" * 2**19) for number in range(1, 6)]
     with writing_and_waiting(storage, engine, Plant(0, "zero"), large):
         pass
@@ -156,47 +138,34 @@ def test_a_batch_has_so_many_bytes_at_most(storage, engine):
 
 def test_plants_at_fault_do_not_keep_others_waiting_for_long(start, engine):
     """Those of a batch that fails are written one by one only until half of the limit is over."""
-    writes = []
-
-    class SlowEngine(MemoryEngine):
-        def insert(self, plants: Sequence[Plant]) -> Inserted:
-            writes.append(len(plants))
-            threading.Event().wait(0.05)
-            return super().insert(plants)
-
-    with contextlib.closing(make_storage(SlowEngine(), 1.0)) as storage:
-        outcomes = storage.add_all([Plant(number, "poison") for number in range(60)])
+    engine.meanwhile = lambda: time.sleep(0.05)
+    outcomes = start(wait_limit=1.0).add_all([Plant(number, "poison") for number in range(60)])
     assert {type(outcome) for outcome in outcomes} == {ValueError, Unavailable}
-    assert len(writes) <= 12
+    assert engine.calls <= 12
 
 
 def test_each_in_a_batch_gets_an_outcome_of_its_own(storage, engine):
-    """Duplicates, conflicts, good plants, and some that fail the whole batch they are in."""
     storage.add(Plant(1, "one"))
-    batch = [
-        Plant(1, "one"),
-        Plant(1, "another one"),
-        Plant(2, "two"),
-        Plant(2, "two"),
-        Plant(2, "two", "tagged"),
-        Plant(3, "poison"),
-        Plant(4, "four"),
-        Plant(5, "locked"),
-        Plant(6, "six"),
-    ]
-    with writing_and_waiting(storage, engine, Plant(0, "zero"), batch) as (_, others):
+    batch = {
+        Plant(1, "one"): None,
+        Plant(1, "another one"): Conflict,
+        Plant(2, "two"): None,
+        Plant(2, "two", "tagged"): Conflict,
+        Plant(3, "poison"): ValueError,
+        Plant(4, "four"): None,
+        Plant(5, "locked"): Unavailable,
+        Plant(6, "six"): None,
+    }
+    with writing_and_waiting(storage, engine, Plant(0, "zero"), list(batch)) as (_, others):
         pass
-    assert str(others.result(PATIENCE)[7]) == "plant 5: another transaction holds its row"
-    none = type(None)
-    assert [type(error) for error in others.result(PATIENCE)] == [
-        none, Conflict, none, none, Conflict, ValueError, none, Unavailable, none,
-    ]  # fmt: skip
-    assert [plant.name for plant in engine.rows()] == ["zero", "one", "two", "four", "six"]
+    errors = others.result(PATIENCE)
+    assert [error and type(error) for error in errors] == list(batch.values())
+    assert str(errors[6]) == "plant 5: another transaction holds its row"
+    assert engine.table.keys() == {0, 1, 2, 4, 6}
 
 
 @pytest.mark.parametrize("failure", [Unavailable("disk full"), NeedsOperator("gone")])
 def test_a_failing_engine_fails_its_batch_and_no_other(storage, engine, failure):
-    """All of the batch are told; those who come later are served by the next."""
     with writing_and_waiting(storage, engine, *plants(1), plants(2, 3)) as (first, others):
         engine.failure = failure
     assert first.result(PATIENCE) == [failure]
@@ -204,7 +173,7 @@ def test_a_failing_engine_fails_its_batch_and_no_other(storage, engine, failure)
     assert engine.calls == 2  # they are not tried one by one
     engine.failure = None
     storage.add(Plant(4, "four"))
-    assert list(engine.rows()) == [Plant(4, "four")]
+    assert list(engine.table.values()) == [Plant(4, "four")]
 
 
 def test_a_request_that_gave_up_is_left_out_of_its_batch(start, engine):
@@ -219,7 +188,7 @@ def test_a_request_that_gave_up_is_left_out_of_its_batch(start, engine):
         engine.go.set()
         wait_until(lambda: engine.batches == [plants(1)])
     assert wait_until(lambda: stores(storage, *plants(3)))
-    assert list(engine.rows()) == plants(1, 3)
+    assert list(engine.table.values()) == plants(1, 3)
     assert wait_until(lambda: stores(storage, *plants(2)))
 
 
@@ -231,19 +200,14 @@ def stores(storage: Storage, plant: Plant) -> bool:
     return False
 
 
-def test_every_request_gets_its_answer_whatever_fails():
-    """Many threads, waits that run out all the time, and writes that fail at random."""
+def test_every_request_gets_its_answer_whatever_fails(start, engine):
     chance = random.Random(7)
     rounds, answered = 150, []
+    storage = start(wait_limit=0.0005)
 
-    class FailingEngine(MemoryEngine):
-        def insert(self, plants: Sequence[Plant]) -> Inserted:
-            if chance.random() < 0.1:
-                raise Unavailable("at random")
-            return super().insert(plants)
-
-    engine = FailingEngine()
-    storage = make_storage(engine, 0.0005)
+    def fail_at_random() -> None:
+        if chance.random() < 0.1:
+            raise Unavailable("at random")
 
     def work(first: int) -> None:
         for number in range(first, first + rounds):
@@ -251,6 +215,7 @@ def test_every_request_gets_its_answer_whatever_fails():
                 storage.add(Plant(number, "n"))
                 answered.append(number)
 
+    engine.meanwhile = fail_at_random
     with ThreadPoolExecutor(24) as threads:
         for future in [threads.submit(work, rounds * number) for number in range(24)]:
             future.result(PATIENCE)
@@ -262,19 +227,14 @@ class Text(str):
     """A string that can be observed."""
 
 
-def test_what_was_written_is_not_kept_in_memory():
+def test_what_was_written_is_not_kept_in_memory(storage, engine):
     """Not even until the next batch: one of large plants may be a megabyte."""
-
-    class ForgetfulEngine(MemoryEngine):
-        def insert(self, plants: Sequence[Plant]) -> Inserted:
-            return Inserted(len(plants))
-
-    with contextlib.closing(make_storage(ForgetfulEngine())) as storage:
-        name = Text("n")
-        reference = weakref.ref(name)
-        storage.add(Plant(1, name))
-        del name
-        wait_until(lambda: gc.collect() is not None and reference() is None)
+    engine.insert = lambda plants: Inserted(len(plants))  # keeps nothing
+    name = Text("n")
+    reference = weakref.ref(name)
+    storage.add(Plant(1, name))
+    del name
+    wait_until(lambda: gc.collect() is not None and reference() is None)
 
 
 def test_what_gave_up_is_not_kept_in_memory(start, engine):
@@ -294,16 +254,6 @@ def test_a_health_check_ends_in_time_though_the_storage_hangs(storage, engine, m
     engine.go.clear()
     with pytest.raises(Unavailable, match=r"gave up after 0\.05 s: the storage does not answer"):
         storage.check()
-
-
-def test_a_health_check_is_part_of_a_batch(storage, engine):
-    """It fails as the plants beside it fail, and stores nothing."""
-    engine.failure = Unavailable("disk full")
-    with pytest.raises(Unavailable, match="disk full"):
-        storage.check()
-    engine.failure = None
-    storage.check()
-    assert engine.table == {}
 
 
 def test_health_checks_share_one_write_a_second(storage, engine):
@@ -336,23 +286,12 @@ def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
     assert engine.batches[3:] == [[Plant(2, "two")], one, []]
 
 
-def test_the_engine_is_used_through_call_only():
+def test_the_engine_is_used_through_call_only(start, engine):
     """Its calls may block, which would keep all greenlets of the process waiting."""
-    depths = []
+    depth, depths = 0, {}
 
-    class WatchedEngine(MemoryEngine):
-        def locked(self) -> contextlib.AbstractContextManager[None]:
-            depths.append(depth)
-            return super().locked()
-
-        def insert(self, plants: Sequence[Plant]) -> Inserted:
-            depths.append(depth)
-            return super().insert(plants)
-
-        def close(self) -> None:
-            depths.append(depth)
-
-    depth = 0
+    def watch(name: str, method: Callable[..., object]) -> None:
+        setattr(engine, name, lambda *args: depths.update({name: depth}) or method(*args))
 
     def call(function: Callable[[], object]) -> object:
         nonlocal depth
@@ -362,9 +301,11 @@ def test_the_engine_is_used_through_call_only():
         finally:
             depth -= 1
 
-    with contextlib.closing(make_storage(WatchedEngine(), call=call)) as storage:
+    for name in ("locked", "insert", "close"):
+        watch(name, getattr(engine, name))
+    with contextlib.closing(start(call=call)) as storage:
         storage.add(Plant(1, "one"))
-    assert depths == [1, 1, 1]
+    assert depths == {"locked": 1, "insert": 1, "close": 1}
 
 
 def test_a_batch_fits_into_a_statement():
@@ -374,16 +315,8 @@ def test_a_batch_fits_into_a_statement():
 
 def test_a_plant_that_is_deleted_at_the_same_time_is_not_answered_for():
     """It was there when it should have been stored, and not any more when it was compared."""
-
-    class DeletingEngine(MemoryEngine):
-        def insert(self, plants: Sequence[Plant]) -> Inserted:
-            return Inserted(0, existing={})
-
-    with (
-        contextlib.closing(make_storage(DeletingEngine())) as storage,
-        pytest.raises(Unavailable, match="deleted"),
-    ):
-        storage.add(Plant(7, "seven"))
+    error = outcome(Plant(7, "seven"), Inserted(existing={}))
+    assert isinstance(error, Unavailable) and "deleted" in str(error)
 
 
 def test_closing_ends_in_time_though_a_write_hangs(start, engine):
@@ -395,10 +328,10 @@ def test_closing_ends_in_time_though_a_write_hangs(start, engine):
         with pytest.raises(Unavailable, match="the storage is closed"):
             storage.add(Plant(2, "two"))
     assert engine.is_closed.wait(PATIENCE)
-    assert list(engine.rows()) == plants(1)
+    assert list(engine.table.values()) == plants(1)
 
 
-def test_a_writer_that_dies_fails_every_wait_and_is_replaced(engine, monkeypatch):
+def test_a_writer_that_dies_fails_every_wait_and_is_replaced(start, engine, monkeypatch):
     """Where no thread can be started, for example; the next plant finds another writer."""
     may_die, deaths = threading.Event(), []
     monkeypatch.setattr("threading.excepthook", deaths.append)
@@ -414,12 +347,12 @@ def test_a_writer_that_dies_fails_every_wait_and_is_replaced(engine, monkeypatch
         yield from plants(1, 2, 3)
         may_die.set()  # add_all has taken them all by then
 
-    with contextlib.closing(make_storage(engine, call=call)) as storage:
-        outcomes = storage.add_all(queued())  # type: ignore[arg-type]
-        assert [str(outcome) for outcome in outcomes] == ["the writer failed"] * 3
-        wait_until(lambda: deaths)
-        storage.add(Plant(4, "four"))
-        assert engine.batches == [[Plant(4, "four")]]  # what has failed is not tried again
+    storage = start(call=call)
+    outcomes = storage.add_all(queued())  # type: ignore[arg-type]
+    assert [str(outcome) for outcome in outcomes] == ["the writer failed"] * 3
+    wait_until(lambda: deaths)
+    storage.add(Plant(4, "four"))
+    assert engine.batches == [[Plant(4, "four")]]  # what has failed is not tried again
 
 
 def test_an_error_that_requests_share_keeps_none_of_them_in_memory(storage, engine):
@@ -432,7 +365,6 @@ def test_an_error_that_requests_share_keeps_none_of_them_in_memory(storage, engi
 
 
 def test_closing_writes_what_is_in_the_queue_first(storage, engine):
-    """What was sent before the end is answered."""
     with writing_and_waiting(storage, engine, *plants(1), plants(2, 3)) as (_, others):
         with ThreadPoolExecutor() as threads:
             closing = threads.submit(storage.close)

@@ -10,9 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from webtest import TestApp
 
-from app import BODY_LIMIT, PAGE, STATIC, create_app, read_list
-from app import ORIGIN as ORIGIN_FORM
-from engine import NeedsOperator, Unavailable
+from app import BODY_LIMIT, PAGE, STATIC, create_app
+from engine import Unavailable
 from schemas import VALIDATORS, Plant, openapi
 from tests.support.server import ROOT, TOKEN
 
@@ -20,8 +19,6 @@ ORIGIN = "https://garden.example"
 
 
 class Broken:
-    """A storage that raises what it is told."""
-
     def __init__(self, error):
         self.error = error
 
@@ -30,7 +27,6 @@ class Broken:
 
 
 def everywhere(part):
-    """Every object in a JSON document."""
     if isinstance(part, dict):
         yield part
         part = list(part.values())
@@ -65,6 +61,8 @@ def test_it_is_public_and_stands_alone(client):
     for part in everywhere(document):
         assert not {"$id", "$schema"} & set(part)
         assert resolve(document, part)
+    used = {tag for part in everywhere(document["paths"]) for tag in part.get("tags", [])}
+    assert used == {tag["name"] for tag in document["tags"] if tag["description"]}
 
 
 def test_its_shapes_are_the_schemas(client):
@@ -77,14 +75,9 @@ def test_its_shapes_are_the_schemas(client):
         assert component.pop("allOf", None) or component == {
             key: value for key, value in shape.items() if not key.startswith("$")
         }
-    assert components["NewPlant"]["allOf"][0] == {"$ref": "#/components/schemas/Plant"}
-
-
-def test_its_tags_are_described():
-    """Each tag of an operation stands in the list of tags, where tools look for its meaning."""
-    document = openapi()
-    used = {tag for part in everywhere(document["paths"]) for tag in part.get("tags", [])}
-    assert used == {tag["name"] for tag in document["tags"] if tag["description"]}
+    new_plant = components["NewPlant"]  # generators of clients drop what stands beside allOf
+    assert new_plant["allOf"][0] == {"$ref": "#/components/schemas/Plant"}
+    assert list(new_plant["allOf"][1]["properties"]) == ["id"] and "properties" not in new_plant
 
 
 def test_its_patterns_can_be_copied_into_source_code():
@@ -105,8 +98,6 @@ def test_it_warns_of_ids_that_javascript_would_change():
 
 def test_its_shapes_mean_the_same_in_both_dialects():
     """The files declare 2019-09; in OpenAPI 3.1, whose dialect is 2020-12, they are valid too."""
-    for validator in VALIDATORS.values():
-        assert validator.schema["$schema"] == "https://json-schema.org/draft/2019-09/schema"
     document = openapi()
     assert "jsonSchemaDialect" not in document
     for schema in document["components"]["schemas"].values():
@@ -124,12 +115,12 @@ def test_it_says_who_needs_a_token():
 
 PROVOKED = {
     "200": {},
-    "400": {"body": {"id": "7"}},
-    "401": {"token": "another-token-0123456789"},
+    "400": {"body": b'{"id": "7"}'},
+    "401": {"headers": {"Authorization": "Bearer another-token-0123456789"}},
     "405": {"method": "GET"},
     "409": {"before": {"id": 7, "name": "Sequoia"}},
-    "413": {"body": " " * (BODY_LIMIT + 1)},
-    "415": {"content_type": "text/plain"},
+    "413": {"body": b" " * (BODY_LIMIT + 1)},
+    "415": {"headers": {"Content-Type": "text/plain"}},
     "500": {"error": ZeroDivisionError()},
     "503": {"error": Unavailable("away")},
 }
@@ -147,21 +138,16 @@ def test_each_answer_is_as_described(storage, status):
     requests = operation["requestBody"]["content"]["application/json"]["examples"]
 
     client = TestApp(create_app(Broken(how["error"]) if "error" in how else storage, [TOKEN]))
-    headers = {
-        "Authorization": f"Bearer {how.get('token', TOKEN)}",
-        "Content-Type": how.get("content_type", "application/json"),
-    }
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     if "before" in how:
-        client.post_json("/plants", how["before"], headers={"Authorization": f"Bearer {TOKEN}"})
+        client.post_json("/plants", how["before"], headers=headers)
     answers = content.get("examples") or {"tagged": {"value": content["example"]}}
     for name, example in answers.items():
-        body = how.get("body", requests[name]["value"])
-        body = body if isinstance(body, str) else json.dumps(body)
         answer = client.request(
             "/plants",
             method=how.get("method", "POST"),
-            body=body.encode(),
-            headers=headers,
+            body=how.get("body", json.dumps(requests[name]["value"]).encode()),
+            headers={**headers, **how.get("headers", {})},
             expect_errors=True,
         )
         assert str(answer.status_int) == status
@@ -178,28 +164,18 @@ def test_each_answer_is_as_described(storage, status):
         VALIDATORS["new-plant"].validate(request["value"])
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "headers", "status", "described_as"),
-    [
-        ("POST", "/plants", {"Host": "a b"}, 400, "400"),
-        ("GET", "/healthz", {"Host": "a b"}, 400, "400"),
-        ("POST", f"/plants?{'x' * 5000}", {}, 414, "default"),
-    ],
-)
-def test_what_is_not_http_is_as_described(serve, method, path, headers, status, described_as):
+@pytest.mark.parametrize(("path", "method"), [("/plants", "post"), ("/healthz", "get")])
+@pytest.mark.parametrize("status", ["400", "default"])
+def test_what_is_not_http_is_described_too(path, method, status):
     """A Host that is none is a 400, everything else is among the other answers."""
     document = openapi()
-    operation = document["paths"][path.partition("?")[0]][method.lower()]
-    described = resolve(document, operation["responses"][described_as])
-    schema = described["content"]["application/json"]["schema"]
-    answered, sent, answer = serve().request(method, path, headers=headers)
-    assert answered == status
-    Draft202012Validator({**schema, "components": document["components"]}).validate(answer)
-    assert all(name.lower() in sent for name in described["headers"])
+    described = resolve(document, document["paths"][path][method]["responses"][status])
+    shape = described["content"]["application/json"]["schema"]
+    assert shape == {"$ref": "#/components/schemas/Error"}
+    assert list(described["headers"]) == ["X-Request-ID"]
 
 
 def test_health_is_as_described(client):
-    """Its one success, too."""
     described = openapi()["paths"]["/healthz"]["get"]["responses"]["200"]
     content = described["content"]["application/json"]
     assert client.get("/healthz").json == content["example"]
@@ -255,16 +231,7 @@ def test_the_page_is_sent_again_only_when_it_has_changed(client):
         assert client.get("/script.js", headers={"If-None-Match": known}).body == first.body
 
 
-@pytest.mark.parametrize("wanted", ["bytes=0-9", "bytes=999999-", "bytes=9-0,"])
-def test_no_parts_of_the_page_are_offered(client, wanted):
-    """A server may ignore Range (RFC 9110 section 14.2), and needs no 416 then."""
-    answer = client.get("/script.js", headers={"Range": wanted})
-    assert (answer.status_int, answer.body) == (200, (STATIC / "script.js").read_bytes())
-    assert "Accept-Ranges" not in answer.headers
-
-
 def test_the_page_is_small():
-    """Few enough lines to be read."""
     lines = {name: len((STATIC / name).read_text().splitlines()) for name in ("index.html", *PAGE)}
     assert lines["script.js"] <= 230 and sum(lines.values()) <= 410
 
@@ -287,42 +254,39 @@ def cors(answer):
     return {n.lower(): v for n, v in answer.headers.items() if n.startswith("Access-Control")}
 
 
-def ask(client, origin):
-    """What a browser asks before a page's first request, and the request itself."""
-    client.authorization = None
+def ask(storage, origins, origin):
+    """What a browser asks before a page's first request, that request, and one without a token."""
+    client = TestApp(create_app(storage, [TOKEN], origins))
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
     }
     preflight = client.options("/plants", headers, expect_errors=True)
+    refused = client.post_json("/plants", {}, headers={"Origin": origin}, expect_errors=True)
     client.authorization = ("Bearer", TOKEN)
     plant = {"id": 7, "name": "Monstera"}
-    return preflight, client.post_json("/plants", plant, headers={"Origin": origin})
+    answer = client.post_json("/plants", plant, headers={"Origin": origin})
+    assert (refused.status_int, answer.status_int) == (401, 200)
+    return preflight, answer, refused
 
 
-def test_without_the_setting_no_page_from_elsewhere_may_call(client):
-    """No CORS header at all."""
-    preflight, answer = ask(client, ORIGIN)
+def test_without_the_setting_no_page_from_elsewhere_may_call(storage):
+    preflight, *others = ask(storage, (), ORIGIN)
     assert preflight.status_int == 405
-    assert cors(preflight) == cors(answer) == {}
+    assert [cors(each) for each in (preflight, *others)] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize("origins", [["*"], ["https://other.example", ORIGIN]])
 def test_a_page_of_a_listed_origin_may_call(storage, origins):
     """The browser is answered without a token; the page gets to see id and retry time."""
-    client = TestApp(create_app(storage, [TOKEN], origins))
-    preflight, answer = ask(client, ORIGIN)
-    allowed = "*" if "*" in origins else ORIGIN
+    preflight, *others = ask(storage, origins, ORIGIN)
     assert (preflight.status_int, preflight.body) == (204, b"")
-    assert cors(preflight)["access-control-allow-origin"] == allowed
     assert cors(preflight)["access-control-allow-methods"] == "GET, POST"
     for name in ("Authorization", "Content-Type"):
         assert name in cors(preflight)["access-control-allow-headers"]
-    client.authorization = None
-    refused = client.post_json("/plants", {}, headers={"Origin": ORIGIN}, expect_errors=True)
-    assert refused.status_int == 401
-    for each in (answer, refused):
+    for each in (preflight, *others):
+        allowed = "*" if "*" in origins else ORIGIN
         assert cors(each)["access-control-allow-origin"] == allowed
         assert cors(each)["access-control-expose-headers"] == "X-Request-ID, Retry-After"
         assert each.headers["Vary"] == "Origin"
@@ -331,9 +295,8 @@ def test_a_page_of_a_listed_origin_may_call(storage, origins):
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://garden.example", "null"])
 def test_a_page_of_another_origin_gets_nothing(storage, origin):
     """Scheme, host and port are the origin."""
-    client = TestApp(create_app(storage, [TOKEN], [ORIGIN]))
-    preflight, answer = ask(client, origin)
-    assert "access-control-allow-origin" not in {**cors(preflight), **cors(answer)}
+    for each in ask(storage, [ORIGIN], origin):
+        assert "access-control-allow-origin" not in cors(each)
 
 
 def test_only_storing_and_its_description_are_shared(storage):
@@ -344,26 +307,3 @@ def test_only_storing_and_its_description_are_shared(storage):
     assert answer.headers["Vary"] == "Origin"
     for path in ("/", "/healthz"):
         assert cors(client.get(path, headers={"Origin": ORIGIN})) == {}
-
-
-@pytest.mark.parametrize(
-    ("setting", "origins"),
-    [("*", ["*"]), ("https://a.example, http://localhost:3000",
-                                ["https://a.example", "http://localhost:3000"])],
-)  # fmt: skip
-def test_origins_are_separated_by_commas_or_spaces(monkeypatch, setting, origins):
-    """Or one star for all."""
-    monkeypatch.setenv("PLANTS_CORS_ORIGINS", setting)
-    assert read_list("PLANTS_CORS_ORIGINS", ORIGIN_FORM) == origins
-
-
-@pytest.mark.parametrize(
-    "setting",
-    ["", " ", "garden.example", "https://garden.example/", "https://*", "ftp://a.example",
-     "https://Garden.example", "https://garden.example:443", "http://a.example:80", "http://:"],
-)  # fmt: skip
-def test_what_is_no_origin_is_refused(monkeypatch, setting):
-    """An origin has a scheme and no path: a browser would never send this one."""
-    monkeypatch.setenv("PLANTS_CORS_ORIGINS", setting)
-    with pytest.raises(NeedsOperator, match="PLANTS_CORS_ORIGINS must be"):
-        read_list("PLANTS_CORS_ORIGINS", ORIGIN_FORM)

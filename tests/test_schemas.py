@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.support.costs import costs
 
 @pytest.mark.parametrize("name", ["plant", "new-plant", "error"])
 def test_each_schema_is_described_and_fits_its_own_examples(name):
-    """Every schema has $schema, $id, title and examples, every property a description."""
     schema = VALIDATORS[name].schema
     assert schema["$schema"] == Draft201909Validator.META_SCHEMA["$id"]
     assert schema["$id"].endswith(f"/{name}.json")
@@ -30,24 +28,12 @@ def test_each_schema_is_described_and_fits_its_own_examples(name):
         VALIDATORS[name].validate(example)
 
 
-def test_a_new_plant_is_built_on_plant_by_reference():
-    """new-plant.json is allOf of a $ref to plant.json and an object with id, nothing beside."""
-    schema = VALIDATORS["new-plant"].schema
-    assert schema["allOf"][0] == {"$ref": "plant.json"}
-    assert list(schema["allOf"][1]["properties"]) == ["id"]
-    assert "properties" not in schema
-
-
 @pytest.mark.parametrize(
     ("text", "plant"),
     [
         ('{"id": 7, "name": "Monstera"}', Plant(7, "Monstera")),
-        ('{"id": 7, "name": "", "tag": ""}', Plant(7, "", "")),
-        ('{"id": -9223372036854775808, "name": "n"}', Plant(-(2**63), "n")),
-        ('{"id": 9223372036854775807, "name": "n"}', Plant(2**63 - 1, "n")),
         ('{"id": -0, "name": "n"}', Plant(0, "n")),
         ('{"id": 1.0, "name": "n"}', Plant(1, "n")),
-        ('{"id": 1e3, "name": "n"}', Plant(1000, "n")),
         ('{"id": -1.50E1, "name": "n"}', Plant(-15, "n")),
         ('{"id": 0e999, "name": "n"}', Plant(0, "n")),
         ('{"id": 9007199254740992.0, "name": "n"}', Plant(2**53, "n")),
@@ -68,37 +54,19 @@ def test_what_is_a_plant(text, plant):
 
 OTHERS = ", ".join(f'"{number}": 0' for number in range(999))
 REFUSED = {
-    "every violation in one message": (
-        '{"id": "7", "tag": 3}',
-        'id: must be an integer, not "7"; name: required but missing; '
-        "tag: must be a string, not 3",
-    ),
-    "the order is stable": (
-        '{"tag": 3, "id": "7"}',
-        'id: must be an integer, not "7"; name: required but missing; '
-        "tag: must be a string, not 3",
-    ),
     "nothing": ("", "the plant is missing: nothing was sent"),
-    "only space": (" ", "the plant is not JSON: Expecting value at column 2"),
     "not JSON": ("{'id': 7}", "the plant is not JSON: Expecting property name enclosed in "
                               "double quotes at column 2"),
     "not JSON, in several lines": ('{\n"id": x}',
                                    "the plant is not JSON: Expecting value at line 2, column 7"),
     "data behind the plant": ('{"id": 1, "name": "n"} {}',
                               "the plant is not JSON: Extra data at column 24"),
-    "an array": ("[]", "the plant: must be an object, not []"),
     "null": ("null", "the plant: must be an object, not null"),
-    "NaN": ('{"id": NaN, "name": "n"}', "the plant is not JSON, which has no NaN"),
     "Infinity": ('{"id": -Infinity, "name": "n"}', "the plant is not JSON, which has no -Infinity"),
-    "a name twice": ('{"id": 1, "id": 1, "name": "n"}', '"id": given more than once'),
-    "a name twice, inside": ('{"id": 1, "name": "n", "x": {"a": 1, "a": 2}}',
-                             '"a": given more than once'),
     "a name twice, escaped": ('{"id": 1, "\\u0069d": 2, "name": "n"}',
                               '"id": given more than once'),
     "a byte order mark": ("\ufeff{}",
                           "the plant starts with a byte order mark, which JSON has no place for"),
-    "NUL": ('{"id": 7, "name": "a\\u0000b"}',
-            "name: must not contain NUL"),
     "text is shown as it was sent": ('{"id": "dreißig 🌵 \\u2028\\ud800", "name": ["é"]}',
                                      'id: must be an integer, not "dreißig 🌵 \\u2028\\ud800"; '
                                      'name: must be a string, not ["é"]'),
@@ -142,8 +110,6 @@ REFUSED = {
     "half a character behind many others": (
         f'{{{OTHERS}, "x": "\\udfff", "id": 1, "name": "n"}}',
         "the plant: must not contain half of a surrogate pair"),
-    "NUL far behind": ('{"id": 1, "name": "' + "x" * 60_000 + '\\u0000"}',
-                       "name: must not contain NUL"),
     "a nested value is cut": ('{"id": ' + "[" * 900 + "]" * 900 + ', "name": {"a": {"b": [[1]]}}}',
                               "id: must be an integer, not " + "[" * 59 + "…; "
                               'name: must be a string, not {"a": {"b": [[1]]}}'),
@@ -156,17 +122,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_no_plant(text, message):
-    """The message names each violation with its place, in plain words."""
     with pytest.raises(InvalidPlant) as refusal:
         parse_new_plant(text.encode())
     assert str(refusal.value) == message
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
-def test_what_is_nested_without_an_end_is_refused(text):
-    """By the parser, which goes deeper in some versions of Python than in others."""
-    with pytest.raises(InvalidPlant, match=r"the plant is (nested too deeply|not JSON: Expect)"):
-        parse_new_plant(text.encode())
 
 
 def test_no_kind_of_body_costs_more_than_its_bytes(record_property):
@@ -174,21 +132,6 @@ def test_no_kind_of_body_costs_more_than_its_bytes(record_property):
     found = costs()
     assert {kind: cost for kind, cost in found.items() if cost > 10} == {}
     record_property("the most costly body of 64 KiB", f"{max(found.values()):.1f} times json.loads")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'\xff{"id": 7}',
-        '{"id": 7, "name": "n"}'.encode("utf-16"),
-        b'{"id": 7, "name": "\xed\xa0\x80"}',
-    ],
-    ids=["a stray byte", "UTF-16", "a surrogate as bytes"],
-)
-def test_what_is_not_utf8_is_refused(body):
-    """JSON between systems is UTF-8 (RFC 8259 section 8.1)."""
-    with pytest.raises(InvalidPlant, match=r"not UTF-8: byte 0x.. at offset"):
-        parse_new_plant(body)
 
 
 @pytest.mark.parametrize(
@@ -223,37 +166,18 @@ def test_a_rule_for_what_is_nested_holds_at_any_depth_and_place(tmp_path):
     schema["properties"]["name"]["format"] = "date"  # formats are not checked
     schema["properties"] |= {"words": words, "pages": {"type": "array", "items": words}}
     file.write_text(json.dumps(schema))
-    plant = {"id": 7, "name": "n", "words": ["a"] * 99, "pages": [["a"]]}
-    bad = [{"words": ["a", 1]}, {"words": ["a"] * 99 + [1]}, {"pages": [["a", 1]]}]
-    program = "import schemas, sys; print(schemas.parse_new_plant(sys.argv[1].encode()))"
-    messages = []
-    for each in (plant, *(plant | change for change in bad)):
-        done = subprocess.run(
-            [sys.executable, "-c", program, json.dumps(each)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        messages.append(
-            (done.stdout or done.stderr).splitlines()[-1].removeprefix("schemas.InvalidPlant: ")
-        )
-    assert messages == [
-        "Plant(id=7, name='n', tag=None)",
-        "words.1: must be a string, not 1",
-        "the plant: data.words[99] must be string",
-        "the plant: data.pages[0][1] must be string",
-    ]
-
-
-def test_no_reference_is_ever_fetched():
-    """jsonschema would, without a registry."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        reference = {"$ref": f"http://127.0.0.1:{listener.getsockname()[1]}/plant.json"}
-        with pytest.raises(Exception, match="Unresolvable"):
-            VALIDATORS["plant"].evolve(schema=reference).validate({})
-        with pytest.raises(BlockingIOError):
-            listener.accept()
+    cases = {
+        "tag: None": {"words": ["a"] * 99, "pages": [["a"]]},
+        "InvalidPlant: words.1: must be a string, not 1": {"words": ["a", 1]},
+        "InvalidPlant: the plant: data.words[99] must be string": {"words": ["a"] * 99 + [1]},
+        "InvalidPlant: the plant: data.pages[0][1] must be string": {"pages": [["a", 1]]},
+    }
+    parse = "schemas.parse_new_plant(sys.argv[1].encode())"
+    program = f"import schemas, sys; print('tag:', {parse}.tag)"
+    for said, members in cases.items():
+        command = [sys.executable, "-c", program, json.dumps({"id": 7, "name": "n", **members})]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.stdout or done.stderr).endswith(f"{said}\n")
 
 
 VALUES = ["null", "true", "0", "7", "-9223372036854775809", "9223372036854775808", "7.5", '""',
@@ -285,7 +209,6 @@ def test_both_validators_take_the_same_plants():
 
 
 def passes(check, value):
-    """Whether `check` does not refuse the value."""
     try:
         check(value)
     except (InvalidPlant, fastjsonschema.JsonSchemaException):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from app import BODY_LIMIT
-from tests.support.server import Server, receive
 from tests.support.wire import answers
 
 GOOD, BAD = "canary-good-0123456789", "canary-bad-0123456789"
@@ -21,8 +19,6 @@ PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}
 
 @pytest.fixture
 def refuse_inserts(database: Path) -> Callable[[str], None]:
-    """Makes the database refuse one plant, in a way that the service does not know."""
-
     def refuse(name: str) -> None:
         with contextlib.closing(sqlite3.connect(database)) as connection:
             connection.execute(
@@ -77,15 +73,6 @@ REQUESTS = {
 }
 
 
-def exchange(server: Server, data: bytes, ends: bool = True) -> bytes:
-    """Send `data`, and the end of it or nothing more; return what was answered."""
-    with server.connect() as connection:
-        connection.sendall(data)
-        if ends:
-            connection.shutdown(socket.SHUT_WR)
-        return receive(connection)
-
-
 def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(serve, refuse_inserts, taken_away):
     """At the level debug too, where gunicorn says more; and only an Error quotes what is wrong."""
     short = "--worker-class=tests.support.workers.Short"
@@ -93,12 +80,12 @@ def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(serve, refuse_inser
     server.may_fail = True  # a bug is logged with a traceback
     assert server.port
     refuse_inserts("canary-bug")
-    said = [(status, exchange(server, data)) for data, status in REQUESTS.values()]
+    said = [(status, server.send(data, ends=True)) for data, status in REQUESTS.values()]
     with taken_away():
-        said += [(503, exchange(server, REQUESTS[name][0])) for name in ("stored", "healthy")]
+        said += [(503, server.send(REQUESTS[name][0], ends=True)) for name in ("stored", "healthy")]
     half = message(PLANTS, "Content-Length: 999") + TEXT.encode()
-    said.append((400, exchange(server, half, ends=False)))  # when its time is over
-    assert exchange(server, half[:120], ends=False) == exchange(server, half[:120]) == b""
+    said.append((400, server.send(half)))  # when its time is over
+    assert server.send(half[:120]) == server.send(half[:120], ends=True) == b""
     os.kill(server.workers()[0], signal.SIGKILL)
     server.signal(signal.SIGTERM)
     assert server.wait() == 0

@@ -25,7 +25,6 @@ GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that waits for half a second only."""
     folder = tmp_path_factory.mktemp("server")
     with running(folder, "--worker-class=tests.support.workers.Short", "--keep-alive=1") as server:
         yield server
@@ -102,7 +101,6 @@ def test_more_connections_than_there_is_room_for_keep_nobody_out(serve):
 
 
 def test_as_many_descriptors_as_needed_are_asked_for(serve):
-    """Systems allow 1024 or fewer until one does."""
     command = ["sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh", *HERE]
     server = serve(command=command, WEB_CONCURRENCY="1")
     with contextlib.ExitStack() as stack:

@@ -5,14 +5,13 @@ what is one request (sections 6.3 and 7.1); what is not clear must be refused.
 """
 
 import json
-import socket
 from collections.abc import Iterator
 
 import pytest
 
 from app import BODY_LIMIT
 from schemas import VALIDATORS
-from tests.support.server import TOKEN, Server, receive, running
+from tests.support.server import TOKEN, Server, running
 from tests.support.wire import HEAD, MONSTERA, answers, chunked, post
 
 PLANT = json.dumps(MONSTERA).encode()
@@ -24,25 +23,21 @@ AFTER = b"GET /after HTTP/1.1\r\nHost: localhost\r\n\r\n"  # answered with 404 i
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all of these tests."""
     with running(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
         yield server
 
 
-def exchange(server: Server, data: bytes) -> list[int]:
-    """Send `data` and the end of it; return the statuses of the answers, which are JSON."""
-    with server.connect() as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        found = answers(receive(connection))
-    for status, body in found:
-        assert status < 400 or not VALIDATORS["error"].validate(body)
-    return [status for status, _ in found]
-
-
 def differ(server: Server, cases: dict[str, tuple[bytes, list[int]]]) -> dict[str, list[int]]:
-    """The cases that were not answered as they should be, and how they were."""
-    got = {name: exchange(server, data) for name, (data, _) in cases.items()}
+    """The cases that were not answered as they should be, and how they were.
+
+    Every answer is JSON, and nothing that hides in a body is stored.
+    """
+    got = {}
+    for name, (data, _) in cases.items():
+        found = answers(server.send(data, ends=True))
+        assert all(code < 400 or not VALIDATORS["error"].validate(body) for code, body in found)
+        got[name] = [code for code, _ in found]
+    assert server.stored(666) is None
     return {name: statuses for name, statuses in got.items() if statuses != cases[name][1]}
 
 
@@ -62,9 +57,6 @@ ROUTES = {
         HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: \r\n",
         400,
     ),
-    "an upgrade to anything": (HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n", 400),
-    "underscores": (HEAD + b"Content_Length: 0\r\nTransfer_Encoding: chunked\r\n", 400),
-    "two lengths by another name": (HEAD + b"X-Content-Length: 0\r\nContent-Length-: 0\r\n", 400),
 }
 
 
@@ -77,7 +69,6 @@ def test_no_request_is_served_from_the_body_of_another(server, way):
         body = b"Content-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN
     cases = {name: (head + body + AFTER, [status, 404]) for name, (head, status) in ROUTES.items()}
     assert differ(server, cases) == {}
-    assert server.stored(666) is None
 
 
 def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
@@ -96,7 +87,6 @@ def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
         "closed": (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN, [400]),
     }
     assert differ(server, cases) == {}
-    assert server.stored(666) is None
 
 
 def test_what_is_behind_a_body_is_a_request_of_its_own(server):
@@ -125,61 +115,30 @@ def test_what_is_behind_a_body_is_a_request_of_its_own(server):
 HEADERS = {
     "a length and chunks": (b"Content-Length: 5\r\nTransfer-Encoding: chunked", 400),
     "chunks and a length": (b"Transfer-Encoding: chunked\r\nContent-Length: 5", 400),
-    "chunks and no length": (b"Transfer-Encoding: chunked\r\nContent-Length: 0", 400),
     "two lengths": (b"Content-Length: 5\r\nContent-Length: 6", 400),
     "a length twice": (b"Content-Length: 5\r\nContent-Length: 5", 400),
-    "a length twice, in other case": (b"Content-Length: 5\r\ncontent-length: 5", 400),
-    "a list of lengths": (b"Content-Length: 5, 6", 400),
     "a list of equal lengths": (b"Content-Length: 5, 5", 400),
     "+": (b"Content-Length: +5", 400),
     "-": (b"Content-Length: -5", 400),
-    "-0": (b"Content-Length: -0", 400),
-    "hexadecimal": (b"Content-Length: 0x5", 400),
-    "an underscore": (b"Content-Length: 1_0", 400),
-    "a space in a length": (b"Content-Length: 5 0", 400),
-    "a fraction": (b"Content-Length: 5.0", 400),
-    "an exponent": (b"Content-Length: 5e0", 400),
-    "quotes": (b'Content-Length: "5"', 400),
     "empty": (b"Content-Length:", 400),
     "a digit beyond ASCII": (b"Content-Length: \xb2", 400),
-    "digits in UTF-8": ("Content-Length: \uff15".encode(), 400),
-    "a vertical tab": (b"Content-Length: \x0b5", 400),
     "a huge length": (b"Content-Length: " + b"9" * 4000, 413),
     "beyond 64 bits": (b"Content-Length: 18446744073709551621", 413),
     "a length behind a space": (b"Content-Length : 5", 400),
-    "a length behind a tab": (b"Content-Length\t: 5", 400),
-    "a length on the next line": (b"Content-Length:\r\n 5", 400),
-    "folded": (b"X: a\r\n Content-Length: 5", 400),
-    "folded by a tab": (b"X: a\r\n\tTransfer-Encoding: chunked", 400),
     "chunked twice": (b"Transfer-Encoding: chunked, chunked", 400),
     "chunked on two lines": (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 400),
     "chunked is not the last": (b"Transfer-Encoding: chunked, identity", 400),
-    "gzip is the last": (b"Transfer-Encoding: chunked, gzip", 400),
     "gzip alone": (b"Transfer-Encoding: gzip", 400),
     "identity alone": (b"Transfer-Encoding: identity", 400),
-    "identity and a length": (b"Transfer-Encoding: identity\r\nContent-Length: 5", 400),
     "xchunked": (b"Transfer-Encoding: xchunked", 501),
-    "xchunked and a length": (b"Transfer-Encoding: xchunked\r\nContent-Length: 5", 501),
     "chunked, and more": (b"Transfer-Encoding: chunked;q=1", 501),
-    "chunked, and a word": (b"Transfer-Encoding: chunked x", 501),
-    "chunked, and nothing": (b"Transfer-Encoding: chunked,", 501),
-    "nothing": (b"Transfer-Encoding:", 501),
-    "in quotes": (b'Transfer-Encoding: "chunked"', 501),
-    "a vertical tab before chunked": (b"Transfer-Encoding: \x0bchunked", 400),
     "NUL behind chunked": (b"Transfer-Encoding: chunked\x00", 400),
-    "another space behind chunked": (b"Transfer-Encoding: chunked\xa0", 501),
     "chunked behind a space": (b"Transfer-Encoding : chunked", 400),
-    "chunked behind a tab": (b"Transfer-Encoding\t: chunked", 400),
     "chunked on the next line": (b"Transfer-Encoding:\r\n chunked", 400),
     "a bare LF": (b"X: a\nTransfer-Encoding: chunked", 400),
     "a bare CR": (b"X: a\rTransfer-Encoding: chunked", 400),
-    "a bare CR at the end": (b"Transfer-Encoding: chunked\r", 400),
-    "NUL in a name": (b"Transfer\x00-Encoding: chunked", 400),
     "NUL in a value": (b"X: \x00", 400),
-    "DEL in a value": (b"X: \x7f", 400),
-    "no name": (b": chunked", 400),
     "no colon": (b"Transfer-Encoding chunked", 400),
-    "a name beyond ASCII": (b"Transfer-Encod\xefng: chunked", 400),
     "two hosts": (b"Host: other", 400),
     "two types": (b"Content-Type: text/plain", 400),
 }  # fmt: skip
@@ -192,20 +151,14 @@ def test_headers_that_are_not_clear_are_refused(server, version):
     rest = b"\r\n\r\n0\r\n\r\n" + HIDDEN
     cases = {name: (head + line + rest, [status]) for name, (line, status) in HEADERS.items()}
     assert differ(server, cases) == {}
-    assert server.stored(666) is None
 
 
 HEADS = {
     "chunks in HTTP/1.0": HEAD.replace(b"/1.1", b"/1.0") + b"Transfer-Encoding: chunked\r\n\r\n",
     "lines that end with LF": HEAD.replace(b"\r\n", b"\n") + b"Content-Length: 5\n\n",
-    "a line that ends with LF": HEAD.replace(b"\r\n", b"\n", 1) + b"Content-Length: 5\r\n\r\n",
-    "lines that end with CR": HEAD.replace(b"\r\n", b"\r") + b"Content-Length: 5\r\r",
     "a space before the first name": HEAD.replace(b"Host", b" Host") + b"\r\n",
     "NUL in the target": HEAD.replace(b"/plants", b"/plants\x00") + b"\r\n",
-    "a tab in the first line": HEAD.replace(b" /plants", b"\t/plants") + b"\r\n",
-    "two spaces in the first line": HEAD.replace(b" /plants", b"  /plants") + b"\r\n",
     "a space behind the version": HEAD.replace(b"/1.1", b"/1.1 ") + b"\r\n",
-    "a space before the method": b" " + HEAD + b"\r\n",
     "no version": b"POST /plants\r\n\r\n",
     "two lines before": b"\r\n\r\n" + HEAD + b"\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -215,31 +168,19 @@ HEADS = {
 
 
 def test_heads_that_are_not_clear_are_refused(server):
-    """The same for what comes before the headers, and for line ends."""
     cases = {name: (head + b"0\r\n\r\n" + HIDDEN, [400]) for name, head in HEADS.items()}
     assert differ(server, cases) == {}
-    assert server.stored(666) is None
 
 
 CHUNKS = {
-    "no number": b"zz\r\n",
     "empty": b"\r\n\r\n",
     "+": b"+2\r\n{}\r\n0\r\n\r\n",
     "-": b"-1\r\n",
-    "0x": b"0x2\r\n{}\r\n0\r\n\r\n",
     "_": b"0_2\r\n{}\r\n0\r\n\r\n",
-    "a space before": b" 2\r\n{}\r\n0\r\n\r\n",
-    "a space behind": b"2 \r\n{}\r\n0\r\n\r\n",
-    "NUL": b"2\x00\r\n{}\r\n0\r\n\r\n",
     "a digit beyond ASCII": "\uff12\r\n{}\r\n0\r\n\r\n".encode(),
-    "NUL in an extension": b"2;\x00\r\n{}\r\n0\r\n\r\n",
-    "an extension that is none": b"2;;a\r\n{}\r\n0\r\n\r\n",
     "an extension with LF": b"2;a\n{}\r\n0\r\n\r\n",
-    "an extension with CR": b"2;a\r{}\r\n0\r\n\r\n",
     "lines that end with LF": b"2\n{}\n0\n\n",
     "a size that ends with LF": b"2\n{}\r\n0\r\n\r\n",
-    "data that ends with LF": b"2\r\n{}\n0\r\n\r\n",
-    "data that ends with CR": b"2\r\n{}\r0\r\n\r\n",
     "data without an end": b"2\r\n{}0\r\n\r\n",
     "more data than announced": b"2\r\n{}xx",
     "less data than announced": b"5\r\n{}\r\n0\r\n\r\n",
@@ -248,13 +189,9 @@ CHUNKS = {
     "a size without an end": b"0" * 10_000,
     "an extension without an end": b"2;" + b"a" * 10_000,
     "a trailer without a colon": b"0\r\nbroken trailer\r\n\r\n",
-    "a trailer that ends with LF": b"0\r\nX: a\n\r\n",
-    "a folded trailer": b"0\r\nX: a\r\n b\r\n\r\n",
     "NUL in a trailer": b"0\r\nX: \x00\r\n\r\n",
     "a length in a trailer": b"0\r\nContent-Length: 5\r\n\r\n",
-    "chunked in a trailer": b"0\r\nTransfer-Encoding: chunked\r\n\r\n",
     "a token in a trailer": b"0\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n",
-    "a host in a trailer": b"0\r\nHost: x\r\n\r\n",
     "too many trailers": b"0\r\n" + b"X: a\r\n" * 200 + b"\r\n",
 }
 
@@ -266,51 +203,35 @@ def test_chunks_that_are_not_clear_are_refused(server):
     for start, status in ((head + chunked(EVIL), 400), (nobody, 401)):
         cases = {name: (start + rest + HIDDEN, [status]) for name, rest in CHUNKS.items()}
         assert differ(server, cases) == {}
-    assert server.stored(666) is None
 
 
 def test_a_token_in_a_trailer_lets_nobody_in(server):
-    """Also none that a proxy would have to merge into the headers."""
     head = HEAD.replace(b"Authorization", b"X") + b"Transfer-Encoding: chunked\r\n\r\n"
-    trailer = CHUNKS["a token in a trailer"]
-    assert exchange(server, head + chunked(EVIL) + trailer) == [401]
-    assert server.stored(666) is None
+    data = head + chunked(EVIL) + CHUNKS["a token in a trailer"]
+    assert differ(server, {"a trailer": (data, [401])}) == {}
 
 
 # targets and methods
 
 TARGETS = {
     b"/plants": 200,
-    b"/plants?x": 200,
-    b"/plants?/healthz": 200,
     b"/%70lants": 200,  # an unreserved character is the same in both ways (RFC 3986, 6.2.2.2)
     b"http://localhost/plants": 200,  # RFC 9112 section 3.2.2
     b"http://elsewhere.example/plants?x": 200,
     b"//plants": 404,
-    b"//localhost/plants": 404,
     b"/plants/": 404,
-    b"/plants//": 404,
     b"/plants;x": 404,
     b"/plants%00": 404,
     b"/plants%ff": 404,
     b"/pl%ffants": 404,
     b"/%c0%afplants": 404,
     b"/plants%2f": 404,
-    b"/plants%3fx": 404,
-    b"/plants%20": 404,
     b"/plants%0d%0aX:%20a": 404,
-    b"/%2570lants": 404,
-    b"/%plants": 404,
-    b"/./plants": 404,
     b"/healthz/../plants": 404,
-    b"/healthz/%2e%2e/plants": 404,
-    b"/PLANTS": 404,
     b"/plants\\": 404,
     b"http://localhost": 405,  # the path is /
     b"plants": 400,
     b"*": 400,
-    b"localhost:80": 400,
-    b"http://[/plants": 400,
     b"/pl\xc3\xa4nts": 400,
 }
 
@@ -327,8 +248,9 @@ def test_only_the_target_of_the_plants_stores_one(server):
 
 
 def test_no_header_or_query_makes_of_a_method_another(server):
-    """As frameworks have it for forms."""
+    cases = {}
     for line in (b"X-HTTP-Method-Override", b"X-HTTP-Method", b"X-Method-Override", b"_method"):
         head = HEAD.replace(b"POST /plants", b"GET /plants?_method=POST") + line + b": POST\r\n"
-        assert exchange(server, head + b"Content-Length: %d\r\n\r\n" % len(EVIL) + EVIL) == [405]
-    assert server.stored(666) is None
+        length = b"Content-Length: %d\r\n\r\n" % len(EVIL)
+        cases[line.decode()] = (head + length + EVIL, [405])
+    assert differ(server, cases) == {}

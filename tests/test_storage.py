@@ -3,8 +3,9 @@
 What only SQLite can do or suffer is in tests/test_sqlite.py.
 """
 
-import multiprocessing
-import threading
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -12,19 +13,7 @@ from engine import Conflict, NeedsOperator, Unavailable
 from schemas import Plant
 from storage import Storage
 from tests.support.server import PATIENCE
-
-FORK = multiprocessing.get_context("fork")
-
-
-def test_a_start_changes_nothing_that_is_stored(storage, url):
-    """Starting again, even many times, keeps the plants."""
-    storage.add(Plant(7, "Monstera"))
-    storage.close()
-    for _ in range(3):
-        again = Storage.from_url(url)
-        again.check_start()
-        assert list(again.rows()) == [Plant(7, "Monstera")]
-        again.close()
+from tests.support.users import run_in_processes
 
 
 @pytest.mark.parametrize(
@@ -39,30 +28,7 @@ def test_a_url_of_no_known_kind_is_refused(wrong):
         Storage.from_url(wrong)
 
 
-def test_plants_are_stored_exactly(storage, stored):
-    """Ids to both ends of int64, any text."""
-    plants = [
-        Plant(-(2**63), "", None),
-        Plant(0, "\x01\n'\"%;--", ""),
-        Plant(2**63 - 1, "🌵 e\u0301 \uffff", "tag"),
-    ]
-    for plant in plants:
-        storage.add(plant)
-    assert stored() == plants
-
-
-def test_another_plant_of_the_id_is_a_conflict(storage, stored):
-    """Name and tag are compared, and no tag is not an empty one."""
-    storage.add(Plant(7, "Monstera"))
-    storage.add(Plant(7, "Monstera"))
-    for other in (Plant(7, "monstera"), Plant(7, "Monstera", ""), Plant(7, "Monstera ")):
-        with pytest.raises(Conflict, match="id: 7 is taken"):
-            storage.add(other)
-    assert stored() == [(7, "Monstera", None)]
-
-
 def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
-    """If a batch fails for what is in it, its plants are written one by one."""
     batch = [Plant(3, "n"), Plant(2**64, "n"), Plant(2, "\ud800"), Plant(1, "n"), Plant(3, "x")]
     outcomes = storage.add_all(batch)
     assert [outcome is None for outcome in outcomes] == [True, False, False, True, False]
@@ -73,55 +39,37 @@ def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
 
 
 def test_many_threads_of_many_processes_store_all(storage, url, stored):
-    """Each plant that was added is there, and as it was added."""
     storage.close()
 
     def work(process: int) -> None:
-        storage = Storage.from_url(url, wait_limit=PATIENCE)
-
         def add(thread: int) -> None:
             for number in range(50):
                 storage.add(Plant((process * 8 + thread) * 50 + number, f"{process}"))
                 storage.add(Plant(10**6 + number, "everybody's"))
 
-        threads = [threading.Thread(target=add, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        storage.close()
+        with (
+            contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage,
+            ThreadPoolExecutor(8) as threads,
+        ):
+            list(threads.map(add, range(8)))
 
-    processes = [FORK.Process(target=work, args=(n,)) for n in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
+    run_in_processes(*[partial(work, number) for number in range(3)])
     expected = [(n, str(n // 400), None) for n in range(1200)]
     expected += [(10**6 + n, "everybody's", None) for n in range(50)]
     assert stored() == expected
 
 
 def test_many_that_start_at_once_make_one_table(url, stored):
-    """Servers on many machines may find no table at the same time."""
-
     def start() -> None:
-        storage = Storage.from_url(url, wait_limit=PATIENCE)
-        storage.check_start()
-        storage.add(Plant(7, "Monstera"))
-        storage.close()
+        with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
+            storage.check_start()
+            storage.add(Plant(7, "Monstera"))
 
-    processes = [FORK.Process(target=start) for _ in range(8)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
+    run_in_processes(*[start] * 8)
     assert stored() == [(7, "Monstera", None)]
 
 
 def test_a_health_check_changes_nothing(storage, stored, monkeypatch):
-    """Whether there are plants or not."""
     monkeypatch.setattr("storage.CHECK_INTERVAL", -1)  # each is a write
     storage.check()
     assert stored() == []

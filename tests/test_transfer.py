@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,21 @@ from tests.support.users import open_folder, run_as_nobody
 from transfer import LINE_LIMIT, load, main
 
 COMMAND = [sys.executable, "transfer.py"]
-BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is for a user
+
+
+def start(*command: str, out: Any = subprocess.PIPE, given: bytes = b"") -> tuple[int, bytes]:
+    """Run a command in a process of its own; return its status and standard error."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is for a user
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        input=given,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE,
+    )
+    return done.returncode, done.stderr
 
 
 @pytest.fixture
@@ -68,20 +83,7 @@ def test_a_dump_loaded_elsewhere_gives_the_same_dump(run, storage, url, tmp_path
     assert (status, report) == (0, "0 new, 5 there already, 0 conflicting, 0 invalid\n")
 
 
-def test_a_load_can_be_repeated(run, storage, url):
-    """What is there already is no error."""
-    lines = b'{"id": 7, "name": "Monstera"}\n{"id": 8, "name": "Sequoia"}\n'
-    assert run("load", url, lines)[1].startswith("2 new, 0 there already")
-    assert run("load", url, lines)[:2] == (
-        0,
-        "0 new, 2 there already, 0 conflicting, 0 invalid\n",
-    )
-    status, report, _ = run("load", url, b'{"id": 8, "name": "Fern"}')
-    assert (status, report) == (1, "0 new, 0 there already, 1 conflicting, 0 invalid\n")
-
-
 def test_each_refused_line_is_named(run, storage, url, stored):
-    """Conflicts and lines that are no plant have their number; the others are stored."""
     storage.add(Plant(7, "Monstera"))
     lines = [
         b'{"id": 7, "name": "Monstera"}',
@@ -129,7 +131,6 @@ def test_blank_lines_are_skipped_but_counted(run, url, stored):
 
 
 def test_line_numbers_go_on_across_batches(run, storage, url, stored):
-    """A load is stored in many batches."""
     lines = [b'{"id": %d, "name": "n"}' % number for number in range(1, 1001)]
     lines[900] = b"{}"
     status, report, errors = run("load", url, b"\n".join(lines))
@@ -158,13 +159,6 @@ def test_large_plants_are_stored_in_small_batches(url):
     assert max(lengths) == 250
 
 
-def test_the_url_comes_from_the_environment_too(run, storage, url, monkeypatch):
-    """As the service's own does."""
-    storage.add(Plant(7, "Monstera"))
-    monkeypatch.setenv("DATABASE_URL", url)
-    assert run("dump", None) == (0, '{"id": 7, "name": "Monstera"}\n', "")
-
-
 WRONG = ["", "plants.db", "sqlite:///", "sqlite:///a%00b", "sqlite:///{}", "sqlite:///{}/none/x.db",
          "postgresql://u:100%@h/d"]  # fmt: skip
 
@@ -174,7 +168,6 @@ WRONG = ["", "plants.db", "sqlite:///", "sqlite:///a%00b", "sqlite:///{}", "sqli
     [*itertools.product(["dump", "load"], WRONG), ("dump", "postgresql:///?host={}")],
 )
 def test_what_is_no_storage_is_refused_in_one_line(run, command, wrong, tmp_path, monkeypatch):
-    """Exit status 1, and what is wrong, with no traceback."""
     monkeypatch.setenv("DATABASE_URL", "")
     status, out, errors = run(command, wrong.format(tmp_path))
     assert (status, out) == (1, "")
@@ -183,22 +176,14 @@ def test_what_is_no_storage_is_refused_in_one_line(run, command, wrong, tmp_path
 
 @pytest.mark.parametrize("name", ["plant.db", "none/plants.db"])
 def test_a_dump_of_a_missing_file_makes_none(run, tmp_path, name):
-    """A name that was mistyped is told in one line."""
     status, out, errors = run("dump", f"sqlite:///{tmp_path}/{name}")
     assert (status, out, errors) == (1, "", f"{tmp_path}/{name}: there is no such file\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_is_not_utf8_can_be_told(tmp_path):
-    """Standard error shows it escaped."""
-    dump = subprocess.run(
-        [*COMMAND, "dump", f"sqlite:///{tmp_path}/%ff.db"],
-        cwd=ROOT,
-        capture_output=True,
-        timeout=PATIENCE,
-    )
-    assert (dump.returncode, dump.stdout) == (1, b"")
-    assert dump.stderr == f"{tmp_path}/\\udcff.db: there is no such file\n".encode()
+    said = f"{tmp_path}/\\udcff.db: there is no such file\n".encode()
+    assert start(*COMMAND, "dump", f"sqlite:///{tmp_path}/%ff.db") == (1, said)
 
 
 @pytest.mark.parametrize("service", ["runs", "has ended"])
@@ -232,50 +217,34 @@ def test_a_dump_is_for_other_users_too(tmp_path, service):
 
 
 @pytest.mark.parametrize("count", [1, 200])
-def test_a_reader_that_goes_away_is_no_error(storage, url, count):
+def test_a_reader_that_goes_away_is_no_error(storage, url, count, tmp_path):
     """dump | head ends quietly, also where a shell looks at each command (pipefail)."""
     storage.add_all([Plant(n, "x" * 10_000) for n in range(count)])
-    dump = f"set -o pipefail; {shlex.join([*COMMAND, 'dump', url])} | head -c 9"
-    done = subprocess.run(
-        ["bash", "-c", dump], cwd=ROOT, env=BUFFERED, capture_output=True, timeout=PATIENCE
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b'{"id": 0,', b"")
+    head = f"head -c 9 >{shlex.quote(str(tmp_path / 'head'))}"
+    dump = f"set -o pipefail; {shlex.join([*COMMAND, 'dump', url])} | {head}"
+    assert start("bash", "-c", dump) == (0, b"")
+    assert (tmp_path / "head").read_bytes() == b'{"id": 0,'
 
 
 def test_what_cannot_be_written_is_said_in_one_line(storage, url):
     """A full disk behind the shell's redirection."""
     storage.add(Plant(7, "n"))
     with open("/dev/full", "wb") as full:
-        dump = subprocess.run(
-            [*COMMAND, "dump", url],
-            cwd=ROOT,
-            env=BUFFERED,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=PATIENCE,
-        )
-    assert (dump.returncode, dump.stderr) == (1, b"[Errno 28] No space left on device\n")
+        said = start(*COMMAND, "dump", url, out=full)
+    assert said == (1, b"[Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize("reader", ["a full disk", "nobody"])
 def test_a_report_that_cannot_be_written_fails_a_load(url, stored, reader):
     """Nobody would learn of refused lines; the others are stored."""
     with open("/dev/full", "wb") as full, os.fdopen(unread_pipe(), "wb") as pipe:
-        load = subprocess.run(
-            [*COMMAND, "load", url],
-            cwd=ROOT,
-            env=BUFFERED,
-            input=b'{"id": 7, "name": "n"}',
-            stdout=full if reader == "a full disk" else pipe,
-            stderr=subprocess.PIPE,
-            timeout=PATIENCE,
-        )
-    assert (load.returncode, load.stderr.count(b"\n")) == (1, 1)
+        out = full if reader == "a full disk" else pipe
+        status, errors = start(*COMMAND, "load", url, out=out, given=b'{"id": 7, "name": "n"}')
+    assert (status, errors.count(b"\n")) == (1, 1)
     assert stored() == [(7, "n", None)]
 
 
 def unread_pipe() -> int:
-    """The writing end of a pipe whose other end is closed."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer

@@ -62,7 +62,6 @@ class Input:
         self.body, self.has_blocked = body, False
 
     def read(self, size: int = -1) -> bytes:
-        """Return so many bytes."""
         self.has_blocked |= not 0 <= size <= len(self.body)
         part, self.body = self.body[:size], self.body[size:]
         return part
@@ -76,6 +75,7 @@ class Input:
         ({"CONTENT_LENGTH": ""}, 400),
         ({"CONTENT_LENGTH": "0"}, 400),
         ({"CONTENT_LENGTH": "-1"}, 400),
+        ({"CONTENT_LENGTH": "seven"}, 400),
         ({"CONTENT_LENGTH": f"{BODY_LIMIT + 2}"}, 413),
         ({"HTTP_TRANSFER_ENCODING": "chunked"}, 400),
     ],

@@ -1,6 +1,6 @@
 """How fast the service is beside what people would pick instead: `python tests/bench`.
 
-Needs wrk (of Debian's packages) and a C compiler, and npm for the peers that run on node; makes
+Needs wrk (of Debian's packages) and a C compiler, and npm for the peer that runs on node; makes
 environments of its own. Writes results.md and chart.svg beside this file. The servers run on this
 machine, one at a time and in turn, in several rounds; only ratios of one run mean something.
 
@@ -31,9 +31,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=4, help="of each run")
     parser.add_argument("--settings", nargs="+", choices=parts, help="only these; writes no files")
-    parser.add_argument(
-        "--only", nargs="+", metavar="COMPETITOR", help="only these; writes no files"
-    )
     options = parser.parse_args()
     possible = comparison.PARTS if options.against else peers.PARTS
     if wrong := set(options.settings or ()) - set(possible):
@@ -55,10 +52,10 @@ def main() -> None:
         pair.measure(options.rounds)
         print(pair.table())
         return
-    bench = Peers(options.only or (), options.parts, options.seconds)
+    bench = Peers(options.parts, options.seconds)
     text = bench.measure(options.rounds).report(options.rounds, options.seconds)
     print(text)
-    if not (options.settings or options.only):
+    if not options.settings:
         (HERE / "results.md").write_text(text)
         bench.draw(HERE / "chart.svg")
 

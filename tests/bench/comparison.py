@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 from calls import measure_calls
 from competitors import Competitor, this_service
@@ -16,17 +15,11 @@ from environments import HERE, ROOT, environment
 from load import SETTINGS, Setting, post
 from service import empty_folder, running
 
-import postgresql
+sys.path.append(str(ROOT))
+from tests.support.postgresql import PostgreSQL, running_postgresql
 
 PARTS = ("1", "32", "128", "packets", "slow", "postgresql", "memory", "calls")
 PRESENT = "present"
-
-
-class Side(NamedTuple):
-    """One of the two that are compared."""
-
-    competitor: Competitor
-    tools: Path
 
 
 class Comparison:
@@ -48,27 +41,30 @@ class Comparison:
             sides = [side(PRESENT, ROOT), side(self.commit, folder / "other")]
             server = None
             if any(setting.database == "postgresql" for setting in self.settings):
-                server = stack.enter_context(postgresql.server())
+                tempfile.tempdir = "/var/tmp"  # not in memory
+                server = stack.enter_context(running_postgresql())
             for each in sides:  # it compiles its Python, and shows that it starts
-                with empty_folder(folder) as own, running(each.competitor, own):
+                with empty_folder(folder) as own, running(each, own):
                     pass
             for number in range(rounds):
                 self._measure_round(sides[:: -1 if number % 2 else 1], folder, server)
 
-    def _measure_round(self, sides: list[Side], folder: Path, server: Path | None) -> None:
+    def _measure_round(
+        self, sides: list[Competitor], folder: Path, server: PostgreSQL | None
+    ) -> None:
         """Measure everything once, and keep what was measured of both sides."""
-        found: dict[str, dict[str, float]] = {each.competitor.title: {} for each in sides}
+        found: dict[str, dict[str, float]] = {each.title: {} for each in sides}
         groups: defaultdict[tuple[bool, str], list[Setting]] = defaultdict(list)
         for setting in self.settings:
             groups[setting.slow, setting.database].append(setting)
         for group in groups.values():
             self._measure_load(sides, group, folder, server, found)
         for each in sides:
-            figures = found[each.competitor.title]
+            figures = found[each.title]
             if "memory" in self.parts:
                 self._measure_memory(each, folder, figures)
             if "calls" in self.parts:
-                calls = measure_calls(each.tools, each.competitor.source)
+                calls = measure_calls(Path(each.command[0]).parent, each.source)
                 figures["a call, us of CPU time"] = calls.application
                 figures["a call of a constant, us"] = calls.constant
         present, other = found[PRESENT], found[self.commit]
@@ -77,8 +73,8 @@ class Comparison:
                 self.pairs[title].append((present[title], other[title]))
 
     def _measure_load(
-        self, sides: list[Side], settings: list[Setting], folder: Path, server: Path | None,
-        found: dict[str, dict[str, float]],
+        self, sides: list[Competitor], settings: list[Setting], folder: Path,
+        server: PostgreSQL | None, found: dict[str, dict[str, float]],
     ) -> None:  # fmt: skip
         """Start both, and post to them in turn. All settings have the same disk and database."""
         slow = settings[0].slow
@@ -87,8 +83,8 @@ class Comparison:
             for each in sides:
                 own, url = stack.enter_context(empty_folder(folder)), ""
                 if server and settings[0].database == "postgresql":
-                    url = stack.enter_context(postgresql.database(server))
-                services.append(stack.enter_context(running(each.competitor, own, url, slow)))
+                    url = server.new_schema()
+                services.append(stack.enter_context(running(each, own, url, slow)))
             for setting in settings:
                 for service in services:
                     if run := post(service, setting, self.seconds):
@@ -96,9 +92,9 @@ class Comparison:
                         figures[f"{setting.title}: plants/s"] = run.rate
                         figures[f"{setting.title}: p99, ms"] = run.p99
 
-    def _measure_memory(self, each: Side, folder: Path, figures: dict[str, float]) -> None:
+    def _measure_memory(self, each: Competitor, folder: Path, figures: dict[str, float]) -> None:
         """Start one alone, as PSS counts what two have in common for half, and post to it."""
-        with empty_folder(folder) as own, running(each.competitor, own) as service:
+        with empty_folder(folder) as own, running(each, own) as service:
             if post(service, SETTINGS["128"], self.seconds):
                 figures["memory, MB (PSS)"] = service.memory()
                 figures["seconds to the first 200"] = service.seconds_to_first
@@ -141,7 +137,6 @@ def check_out(commit: str, folder: Path) -> None:
     subprocess.run(["tar", "-x", "-C", folder], input=files, check=True)
 
 
-def side(title: str, source: Path) -> Side:
+def side(title: str, source: Path) -> Competitor:
     """The service in the folder `source`, in an environment with what it requires."""
-    tools = environment(source / "requirements.txt")
-    return Side(this_service(title, tools, source), tools)
+    return this_service(title, environment(source / "requirements.txt"), source)

@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from environments import HERE, NODE, ROOT
+from environments import HERE, ROOT
 
 WORKERS = 2
 SERVERS = HERE / "servers"
+FORTY = ROOT / "docs" / "forty-lines"
 PYTHON_PEERS = ("uvicorn", "uvloop", "flask")
-PEERS_ON_NODE = ("fastify", "json")
 
 
 class Competitor(NamedTuple):
-    """A server: how its name is shown, its command line, where that is run, and what it stores.
+    """A server: how its name is shown, its command line, where that is run, and whether it stores.
 
     `folder` is None for the folder of its database; `source` is where its Python imports from.
     """
@@ -20,7 +20,7 @@ class Competitor(NamedTuple):
     title: str
     command: list[str]
     folder: Path | None = SERVERS
-    stores: str = "sqlite"
+    stores: bool = True
     source: Path = ROOT
 
 
@@ -39,20 +39,18 @@ def competitors(tools: Path) -> dict[str, Competitor]:
     uvicorn += ["--workers", str(WORKERS)]
     h11 = [*uvicorn, "--loop", "asyncio", "--http", "h11"]
     uvloop = [*uvicorn, "--loop", "uvloop", "--http", "httptools"]
+    forty = [*gunicorn, "--workers", str(WORKERS), "app:app"]
     flask = [*stock, "--access-logfile", "-", "peer_flask:app"]
     fastify = ["node", "peer_fastify.js", "PORT"]
-    json = [f"{NODE}/node_modules/.bin/json-server", "--host", "127.0.0.1", "--port", "PORT"]
-    json += ["plants.json"]
     return {
         "ours": this_service("this service", tools, ROOT),
         "ceiling": Competitor(
-            "ceiling: the same settings, a constant", [*own, "ceiling:app"], ROOT, stores=""
+            "ceiling: the same settings, a constant", [*own, "ceiling:app"], ROOT, stores=False
         ),
-        "bare": Competitor("bare gunicorn, no log, a constant", [*stock, "bare:app"], stores=""),
-        "each": Competitor("this service, a commit for each request", [*own, "each:app"], ROOT),
+        "bare": Competitor("bare gunicorn, no log, a constant", [*stock, "bare:app"], stores=False),
+        "forty": Competitor("forty lines, a commit for each request", forty, None, source=FORTY),
         "fastify": Competitor("Fastify + better-sqlite3, cluster", fastify),
         "uvicorn": Competitor("FastAPI + SQLModel, uvicorn", h11),
         "uvloop": Competitor("FastAPI + SQLModel, uvloop, httptools", uvloop),
         "flask": Competitor("Flask + Flask-SQLAlchemy, gunicorn", flask),
-        "json": Competitor("json-server (checks nothing, syncs nothing)", json, None, "json"),
     }

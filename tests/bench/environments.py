@@ -49,13 +49,13 @@ def compile_c() -> None:
 
 
 def node_packages() -> bool:
-    """Install the peers that run on node; return whether that is possible."""
+    """Install the peer that runs on node; return whether that is possible."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if not (node and npm):
         return False
     wanted, installed = HERE / "servers" / "package.json", NODE / "complete.json"
     if not installed.exists() or installed.read_bytes() != wanted.read_bytes():
-        print("installing the peers on node; to compile SQLite takes some minutes", flush=True)
+        print("installing the peer on node; to compile SQLite takes some minutes", flush=True)
         NODE.mkdir(exist_ok=True)
         shutil.copy(wanted, NODE / "package.json")
         settings = dict(os.environ)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from calls import measure_calls
-from competitors import PEERS_ON_NODE, PYTHON_PEERS, Competitor, competitors
+from competitors import PYTHON_PEERS, Competitor, competitors
 from environments import HERE, ROOT, environment, node_packages
 from load import SETTINGS, post
 from results import ORDERS, ROWS, Results
@@ -21,33 +21,31 @@ PARTS = ("1", "32", "128", "packets", "slow", "rows", "calls", "bodies")
 class Peers:
     """The competitors, and a folder for what they store."""
 
-    def __init__(self, chosen: Collection[str], parts: Collection[str], seconds: int) -> None:
-        """`chosen` are the competitors by name, `parts` what is measured of them."""
+    def __init__(self, parts: Collection[str], seconds: int) -> None:
+        """`parts` are what is measured, each run for so many seconds."""
         requirements = ROOT / "requirements.txt", HERE / "requirements.txt"
         self.tools = environment(*requirements)
         self.parts, self.seconds = parts, seconds
-        found = competitors(self.tools)
+        self.competitors = competitors(self.tools)
         if not node_packages():
-            titles = " and ".join(found.pop(name).title for name in PEERS_ON_NODE)
-            print(f"left out: {titles}, as npm is not installed", flush=True)
-        chosen = chosen or found
-        self.competitors = {name: found[name] for name in found if name in chosen}
+            title = self.competitors.pop("fastify").title
+            print(f"left out: {title}, as npm is not installed", flush=True)
         self.results = Results(self.competitors)
 
     def measure(self, rounds: int) -> Results:
         """Measure all of them, in turn."""
         with tempfile.TemporaryDirectory(dir=HERE, prefix=".") as temporary:
             folder = Path(temporary)
-            if self._has_rows:
+            if "rows" in self.parts:
                 for order in ORDERS:
                     fill(self.competitors["ours"], folder / order, order)
             for _ in range(rounds):
                 for name in self.competitors:
                     self._measure_load(folder, name, slow=False)
                 for name in self.competitors:
-                    if self.competitors[name].stores == "sqlite":
+                    if self.competitors[name].stores:
                         self._measure_load(folder, name, slow=True)
-                if self._has_rows:
+                if "rows" in self.parts:
                     self._measure_rows(folder)
                 if "calls" in self.parts:
                     self.results.calls.append(measure_calls(self.tools, ROOT))
@@ -56,16 +54,10 @@ class Peers:
             self.results.bodies = subprocess.check_output(program, cwd=ROOT, text=True)
         return self.results
 
-    @property
-    def _has_rows(self) -> bool:
-        return "rows" in self.parts and "ours" in self.competitors
-
     def _measure_load(self, folder: Path, name: str, slow: bool) -> None:
         """One competitor, in all settings with or without the slow disk."""
         settings = [part for part in self.parts if part in SETTINGS]
         settings = [part for part in settings if SETTINGS[part].slow == slow]
-        if self.competitors[name].stores == "json" and "packets" in settings:
-            settings.remove("packets")  # json-server answers 201, which that client does not take
         if not settings:
             return
         with empty_folder(folder) as own:
@@ -96,7 +88,7 @@ class Peers:
         rates = {
             competitor.title: self.results.median(name, "32").rate
             for name, competitor in self.competitors.items()
-            if competitor.stores == "sqlite" and self.results.runs[name, "32"]
+            if competitor.stores and self.results.runs[name, "32"]
         }
         program = [self.tools / "python", HERE / "draw.py", file]
         subprocess.run(program, input=json.dumps(rates), text=True, check=True)

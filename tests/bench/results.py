@@ -17,7 +17,7 @@ ORDERS = ("in-order", "at-random")  # of the ids
 AT_LEAST: dict[str, float | None] = {  # ours to theirs: plants/s at 32 connections
     "ceiling": None,
     "bare": 0.85,
-    "each": None,
+    "forty": None,
     "fastify": 1.1,
     "uvicorn": 12,
     "uvloop": 8,

@@ -16,10 +16,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 from competitors import WORKERS, Competitor
 from environments import NODE, SLOW_SYNC
-
-import postgresql
 
 TOKEN = "benchmark-token-0123456789"
 PATIENCE = 30  # seconds for it to start, and to end
@@ -37,7 +36,6 @@ class Service:
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.seconds_to_first = math.nan
-        (folder / "plants.json").write_text('{"plants": []}')
         self._log = folder / "log"
         self._start = time.monotonic()
         with self._log.open("wb") as log:
@@ -92,12 +90,12 @@ class Service:
         """The number of plants that are stored."""
         if not self.competitor.stores:
             return 0
-        if self.competitor.stores == "json":
-            return len(json.loads(self.database.with_suffix(".json").read_text())["plants"])
+        select = "SELECT count(*) FROM plants"
         if self.database_url.startswith("postgresql:"):
-            return postgresql.count(self.database_url)
-        with contextlib.closing(sqlite3.connect(self.database)) as connection:
-            return int(connection.execute("SELECT count(*) FROM plants").fetchone()[0])
+            with psycopg.connect(self.database_url) as connection:
+                return int(connection.execute(select).fetchone()[0])
+        with contextlib.closing(sqlite3.connect(self.database)) as file:
+            return int(file.execute(select).fetchone()[0])
 
     def stop(self) -> None:
         """End all its processes."""

@@ -45,8 +45,8 @@ def postgresql_stored(postgresql_url: str) -> Callable[[], list[tuple[int, str, 
 
 @pytest.fixture
 def failing_sync(tmp_path: Path) -> dict[str, str]:
-    """The environment in which a sync fails, kills or does nothing, while one of files is there."""
+    """The environment in which a sync fails or does nothing, while one of two files is there."""
     library, source = tmp_path / "failing_sync.so", ROOT / "tests" / "support" / "failing_sync.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    names = ("SYNC_FAILS", "SYNC_KILLS", "SYNC_SKIPS")
+    names = ("SYNC_FAILS", "SYNC_SKIPS")
     return {"LD_PRELOAD": str(library), **{name: str(tmp_path / name) for name in names}}

@@ -12,8 +12,6 @@ MODULES = FOLDER / "node_modules"
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{Path(sys.executable).parent}:{MODULES}/.bin:{os.environ['PATH']}",
-    "REDOCLY_TELEMETRY": "off",
-    "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true",
 }
 
 
@@ -25,9 +23,3 @@ def node_modules() -> Path:
     command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
     subprocess.run(command, check=True, cwd=FOLDER, env=ENVIRONMENT)
     return MODULES
-
-
-def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a program that one of the packages has; return what it wrote."""
-    command = [node_modules() / ".bin" / program, *arguments]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)

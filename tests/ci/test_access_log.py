@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.locks import locked
-from tests.support.server import HERE, PATIENCE, is_alive, wait_until
-from tests.support.wire import MONSTERA, answers, post, receive_answer
+from tests.support.server import HERE, is_alive, wait_until
+from tests.support.wire import MONSTERA, post
 
 
 @pytest.mark.parametrize("name", ["gunicorn.glogging.Logger", "worker.AccessLogger"])
@@ -33,27 +32,6 @@ def test_any_logger_of_gunicorns_kind_will_do(serve, name):
         ("InvalidRequestLine", "400"),
         ("POST", "200"),
     ]
-
-
-def test_after_sighup_each_request_is_logged_once_with_its_status_and_time(serve, database):
-    """A plant that waits for a lock is logged when it is stored, with the time that it took."""
-    server = serve(WEB_CONCURRENCY="1")
-    assert server.post(MONSTERA)[0] == 200
-    before = server.workers(1)
-    server.signal(signal.SIGHUP)
-    assert server.workers(1, besides=before)
-    wait_until(lambda: not any(map(is_alive, before)))
-    with server.connect() as connection:
-        with locked(database):
-            connection.sendall(post({"id": 8, "name": "n"}, b"X-Request-ID: waits"))
-            time.sleep(1)  # what the log has to show
-            assert "waits" not in server.out
-        assert answers(receive_answer(connection))[0][0] == 200
-    assert server.request("GET", "/nowhere", headers={"X-Request-ID": "next"})[0] == 404
-    wait_until(lambda: " next\n" in server.out)
-    ((status, took),) = re.findall(r'"POST /plants" (\d+) \d+ ([\d.]+)s waits\n', server.out)
-    assert status == "200"
-    assert 1 <= float(took) < PATIENCE
 
 
 def test_a_log_that_is_read_late_has_all_lines(serve, tmp_path):

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support.debian import CERTIFICATES, make_system, unpack
 from tests.support.readme import README, block
 from tests.support.server import PATIENCE, ROOT, Server, free_port, wait_until
 
 RELEASES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}  # and their Pythons
-CACHE = Path("/var/cache/plants-ci")
-MAX_AGE = 7 * 24 * 3600  # seconds
-CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 REGISTRY = ("PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "http_proxy", "https_proxy", "no_proxy")
 IGNORED = shutil.ignore_patterns(".git", ".venv", ".node", ".*_cache", "__pycache__", "*.db*")
 ENTER = """
@@ -30,23 +27,6 @@ ENTER = """
     exit $?  # else chroot would take the place of this shell, which waits for orphans
 """
 VERSION = """python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'"""
-
-
-def make_system(release: str) -> Path:
-    """Return an archive of a fresh system; it is kept for a week, since it takes a minute."""
-    targets = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
-    mirror = subprocess.check_output([*targets, "Origin: Debian"], text=True).split()[0]
-    archive = CACHE / f"{release}.tar"
-    if not archive.exists() or time.time() - archive.stat().st_mtime > MAX_AGE:
-        new = CACHE / f"{release}.new"
-        subprocess.run(["rm", "-rf", new], check=True)
-        command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv"]
-        command += [release, new, mirror, "sid"]  # the script for all that are newer than it
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["tar", "-C", new, "-cf", f"{archive}.new", "."], check=True)
-        os.rename(f"{archive}.new", archive)
-        subprocess.run(["rm", "-rf", new], check=True)
-    return archive
 
 
 def pinned(requirements: str, python: str) -> set[str]:
@@ -65,11 +45,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[
     """The root folder of a machine with a user, who has a copy of the project."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a machine")
-    CACHE.mkdir(exist_ok=True)
-    root = tmp_path_factory.mktemp("machine")
-    root.chmod(0o755)
-    subprocess.run(["tar", "-C", root, "-xf", make_system(request.param)], check=True)
-    shutil.copy(os.environ.get("PIP_CERT", f"/{CERTIFICATES}"), root / CERTIFICATES)
+    root = tmp_path_factory.mktemp("machine") / "root"
+    unpack(make_system(request.param), root)
     subprocess.run(["chroot", root, "useradd", "--create-home", "somebody"], check=True)
     shutil.copytree(ROOT, root / "home/somebody/plant store", ignore=IGNORED)
     subprocess.run(["chroot", root, "chown", "-R", "somebody:", "/home/somebody"], check=True)

@@ -142,28 +142,6 @@ def test_a_power_cut_takes_what_was_not_synced(
     )
 
 
-def test_a_plant_that_a_killed_worker_left_unsynced_survives_a_power_cut(
-    serve: Callable[..., Server],
-    stored: Callable[[], Rows],
-    disk: Disk,
-    failing_sync: dict[str, str],
-) -> None:
-    """A worker dies between write and sync; to the next one the plant looks stored already."""
-    server = serve(WEB_CONCURRENCY="1", **failing_sync)
-    plant, killing = {"id": 7, "name": "Monstera"}, Path(failing_sync["SYNC_KILLS"])
-    assert server.post({"id": 1, "name": "one"})[0] == 200
-    before = server.workers(1)
-    killing.touch()
-    with pytest.raises(OSError):
-        server.post(plant)
-    killing.unlink()
-    assert server.workers(1, besides=before)
-    assert server.post(plant)[0] == 200
-    disk.cut_power()
-    reboot(server, disk)
-    assert stored() == [(1, "one", None), (7, "Monstera", None)]
-
-
 def test_a_full_disk_is_a_503_until_there_is_room(
     serve: Callable[..., Server],
     stored: Callable[[], Rows],

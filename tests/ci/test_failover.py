@@ -11,21 +11,14 @@ Pair = tuple[PostgreSQL, PostgreSQL]
 
 
 @pytest.fixture
-def database() -> Iterator[PostgreSQL]:
-    """A server that does sync."""
-    with running_postgresql() as server:
-        yield server
-
-
-@pytest.fixture
-def pair(database: PostgreSQL) -> Iterator[Pair]:
+def pair() -> Iterator[Pair]:
     """A primary, and a standby that each of its commits waits for."""
-    with running_standby(database) as standby:
-        database.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        database.execute("SELECT pg_reload_conf()")
+    with running_postgresql() as primary, running_standby(primary) as standby:
+        primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.execute("SELECT pg_reload_conf()")
         state = "SELECT sync_state FROM pg_stat_replication"
-        wait_until(lambda: database.execute(state) == [("sync",)])
-        yield database, standby
+        wait_until(lambda: primary.execute(state) == [("sync",)])
+        yield primary, standby
 
 
 @pytest.fixture
@@ -95,29 +88,3 @@ def test_what_the_primary_has_alone_is_not_answered_for(server, pair):
         assert goes_on_after_promotion(standby, writers)
     assert alone > 0
     assert lost(writers, standby) == set()
-
-
-def test_a_server_that_is_restarted_at_once_loses_nothing(serve, database):
-    """Plants are there after a crash of all its processes and recovery."""
-    server = serve(DATABASE_URL=database.url())
-    with Writers(server.port) as writers:
-        for _ in range(3):
-            assert writers.goes_on(200)
-            database.stop("SIGQUIT")
-            database.start()
-        assert writers.goes_on(200)
-    assert lost(writers, database) == set()
-
-
-def test_a_server_that_is_frozen_is_not_waited_for(serve, database):
-    """Beyond the time limit every client gets a 503, and a 200 when the server goes on."""
-    server = serve(DATABASE_URL=database.url())
-    with Writers(server.port) as writers:
-        assert writers.goes_on(200)
-        database.signal("SIGSTOP")
-        wait_until(lambda: writers.answers[503] > 100)  # those that waited, and many at once
-        assert server.request("GET", "/healthz")[0] == 503
-        database.signal("SIGCONT")
-        assert writers.goes_on(200)
-    assert lost(writers, database) == set()
-    assert writers.answers.keys() <= {200, 503} and not writers.failures

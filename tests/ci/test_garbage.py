@@ -1,23 +1,20 @@
 """What nobody thought of: bytes, headers and plants that hypothesis makes up."""
 
 import contextlib
-import http.client
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from webtest import TestApp
 
 from app import create_app
-from schemas import VALIDATORS, InvalidPlant, parse_new_plant
+from schemas import VALIDATORS
 from storage import Storage
 from tests.support.server import HEADERS, PATIENCE, TOKEN, receive
 from tests.support.wire import answers
-from tests.test_garbage import test_what_is_json_is_taken_and_what_is_not_is_refused  # noqa: F401
 
 INT64, EXACT = range(-(2**63), 2**63), range(-(2**53), 2**53 + 1)
 EDGES = st.sampled_from(
@@ -143,45 +140,7 @@ def test_only_whole_numbers_of_64_bits_are_ids(client, stored):
     assert stored() == sorted(known)
 
 
-def test_what_passes_quickly_is_valid_and_what_is_valid_passes():
-    """The compiled check and the validator that explains its refusals are of one mind."""
-    seen = set()
-    right = {"id": EDGES, "name": TEXT, "tag": TEXT}
-    wrong = dict.fromkeys(right, VALUES | EDGES)
-    objects = [st.fixed_dictionaries({}, optional=members) for members in (right, wrong)]
-
-    @made_up(1000)
-    @given(st.one_of(*objects, VALUES))
-    def check(value: object) -> None:
-        is_valid = VALIDATORS["new-plant"].is_valid(value)
-        try:
-            parse_new_plant(json.dumps(value).encode())
-            passes = True
-        except InvalidPlant:
-            passes = False
-        is_rounded = isinstance(value, dict) and isinstance(value.get("id"), float)
-        assert passes == is_valid or (is_rounded and not passes), value
-        seen.add(is_valid)
-
-    check()
-    assert seen == {True, False}
-
-
 # bytes
-
-
-@pytest.fixture
-def post(serve) -> Iterator[Callable[[bytes], tuple[int, dict]]]:
-    """Posts a body to a server that runs; returns the status and the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", serve().port, timeout=PATIENCE)
-
-    def post_to_server(body: bytes) -> tuple[int, dict]:
-        connection.request("POST", "/plants", body, HEADERS)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-
-    yield post_to_server
-    connection.close()
 
 
 @st.composite

@@ -306,10 +306,17 @@ def test_litestream_under_systemd(host: Machine) -> None:
 
 
 def test_other_hosts_reach_it_through_caddy(host: Machine) -> None:
-    """Encrypted, by a host name; a name that ends so gets a certificate of Caddy's own."""
+    """Encrypted, by a host name; a name that ends so gets a certificate of Caddy's own.
+
+    The request id leads from the service's log to the client's address in Caddy's.
+    """
     commands = block("sh", "sed s/plants.example.org")
     host.run(commands.replace("HOST.EXAMPLE.ORG", "plants.localhost"))
     plant = f"""-H 'Authorization: Bearer {TOKEN}' --json '{{"id": 7, "name": "Monstera"}}'"""
-    curl = f"curl --silent --insecure {plant} https://plants.localhost/plants"
+    curl = f"curl --silent --insecure --include {plant} https://plants.localhost/plants || true"
+    answer = r'(?is)x-request-id: (\S+).*\n\n{"name": "Monstera"}\n$'
     with host.network():
-        wait_until(lambda: host.run(f"{curl} || true") == '{"name": "Monstera"}\n')
+        request_id = wait_until(lambda: re.search(answer, host.run(curl)))[1]
+    wait_until(lambda: f" {request_id}\n" in host.run("journalctl --unit plants"))
+    logged = f'"remote_ip":"127.0.0.1".*{request_id}'
+    wait_until(lambda: re.search(logged, host.run("journalctl --unit caddy")))

@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,35 +37,32 @@ def server(serve) -> Server:
     return serve()
 
 
-@pytest.fixture
-def start(tmp_path) -> Iterator[Callable[..., webdriver.Chrome]]:
-    """Starts a Chromium, with what its preferences are to be, that ends with the test."""
-    with contextlib.ExitStack() as started:
-
-        def start(**preferences: Any) -> webdriver.Chrome:
-            options = webdriver.ChromeOptions()
-            options.binary_location = "/usr/bin/chromium"
-            for argument in [*CHROMIUM, f"--user-data-dir={tmp_path}/chromium"]:
-                options.add_argument(argument)
-            options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-            options.add_experimental_option("prefs", preferences)
-            browser = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
-            started.callback(browser.quit)
-            return browser
-
-        yield start
+@contextlib.contextmanager
+def chromium(folder: Path, *arguments: str, **preferences: Any) -> Iterator[webdriver.Chrome]:
+    """A Chromium that keeps its files in a folder."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for argument in [*CHROMIUM, *arguments, f"--user-data-dir={folder}/chromium"]:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.add_experimental_option("prefs", preferences)
+    browser = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
+    try:
+        yield browser
+    finally:
+        browser.quit()
 
 
 @pytest.fixture
-def browser(server, start) -> Iterator[webdriver.Chrome]:
+def browser(server, tmp_path) -> Iterator[webdriver.Chrome]:
     """Chromium on the page. Fails afterwards if anything was amiss in the console."""
-    browser = start()
-    here = open_page(browser, server)
-    yield browser
-    # That a request was refused is in the console as well, from the source "network".
-    console = [line for line in browser.get_log("browser") if line["source"] != "network"]
-    assert console == []
-    assert all(url.startswith(here) for url in requested_by(here, browser))
+    with chromium(tmp_path) as browser:
+        here = open_page(browser, server)
+        yield browser
+        # That a request was refused is in the console as well, from the source "network".
+        console = [line for line in browser.get_log("browser") if line["source"] != "network"]
+        assert console == []
+        assert all(url.startswith(here) for url in requested_by(here, browser))
 
 
 def open_page(browser: webdriver.Chrome, server: Server) -> str:
@@ -123,6 +121,17 @@ def stopped(server: Server) -> Iterator[None]:
         yield
     finally:
         os.killpg(server.process.pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def blocked(browser: webdriver.Chrome) -> Iterator[None]:
+    """The page as it is while its description can't be loaded."""
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/openapi.json"]})
+    browser.refresh()
+    wait_until(lambda: text(browser, "#reason"))
+    yield
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
 
 
 def problem(browser: webdriver.Chrome, name: str) -> str:
@@ -212,14 +221,6 @@ def test_new_id_fills_in_a_free_one(browser, stored):
     assert len(ids) == 2 and all(0 < each <= 2**53 for each in ids)
 
 
-def test_a_conflict_is_shown_beside_the_id(browser, server):
-    """It names the id, so it belongs there."""
-    server.post({"id": 7, "name": "Sequoia"})
-    fill(browser, id="7", name="Monstera")
-    send(browser, "409")
-    assert problem(browser, "field-id").startswith("7 is taken by another plant")
-
-
 def test_a_token_may_be_pasted_as_it_stands_in_a_header(browser):
     """With spaces around it, or with the word Bearer before it."""
     for number, pasted in enumerate((f"  {TOKEN} ", f"Bearer {TOKEN}", f" bearer  {TOKEN}")):
@@ -282,12 +283,15 @@ def test_an_answer_of_something_in_between_is_shown_as_it_is(browser):
     assert text(browser, "#sent").startswith("502")
 
 
-def test_a_wrong_token_is_shown_beside_the_token(browser, stored):
-    """With the header that says what is wanted."""
-    fill(browser, token="not-a-good-token", id="7", name="Monstera")
+def test_a_conflict_and_a_wrong_token_are_shown_where_they_belong(browser, server):
+    """Beside the id and the token; the latter with the header that says what is wanted."""
+    server.post({"id": 7, "name": "Sequoia"})
+    fill(browser, id="7", name="Monstera")
+    send(browser, "409")
+    assert problem(browser, "field-id").startswith("7 is taken by another plant")
+    fill(browser, token="not-a-good-token")
     assert 'WWW-Authenticate\nBearer realm="plants"' in send(browser, "401")
     assert problem(browser, "token") == "the bearer token is not valid"
-    assert stored() == []
 
 
 def test_the_service_being_down_is_said(browser, server):
@@ -302,16 +306,13 @@ def test_the_service_being_down_is_said(browser, server):
 
 def test_without_its_description_nothing_can_be_sent(browser, server):
     """The page says what is missing, and a button tries again until it is there."""
-    browser.execute_cdp_cmd("Network.enable", {})
-    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/openapi.json"]})
-    browser.refresh()
-    retry = browser.find_element(By.ID, "retry")
-    for _ in range(2):
-        wait_until(lambda: "openapi.json, can't be loaded" in text(browser, "#reason"))
-        assert not browser.find_element(By.ID, "form").is_displayed()
-        assert text(browser, "#curl") == ""
-        retry.click()
-    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    with blocked(browser):
+        retry = browser.find_element(By.ID, "retry")
+        for _ in range(2):
+            wait_until(lambda: "openapi.json, can't be loaded" in text(browser, "#reason"))
+            assert not browser.find_element(By.ID, "form").is_displayed()
+            assert text(browser, "#curl") == ""
+            retry.click()
     retry.click()
     wait_until(lambda: not retry.is_displayed())
     assert browser.switch_to.active_element.get_attribute("id") == "token"
@@ -330,31 +331,25 @@ def test_without_javascript_it_says_what_is_needed(browser):
     assert not browser.find_element(By.ID, "form").is_displayed()
 
 
-def test_without_session_storage_it_works_all_the_same(start, server):
+def test_without_session_storage_it_works_all_the_same(server, tmp_path):
     """Where the browser lets no page store anything, the token is forgotten at a reload."""
-    browser = start(**{"profile.default_content_setting_values.cookies": 2})
-    open_page(browser, server)
-    with pytest.raises(WebDriverException, match="Access is denied"):
-        browser.execute_script("sessionStorage")
-    fill(browser, id="7", name="Monstera")
-    send(browser, "200")
-    open_page(browser, server)
-    assert browser.find_element(By.ID, "token").get_attribute("value") == ""
+    no_storage = {"profile.default_content_setting_values.cookies": 2}
+    with chromium(tmp_path, **no_storage) as browser:
+        open_page(browser, server)
+        with pytest.raises(WebDriverException, match="Access is denied"):
+            browser.execute_script("sessionStorage")
+        fill(browser, id="7", name="Monstera")
+        send(browser, "200")
+        open_page(browser, server)
+        assert browser.find_element(By.ID, "token").get_attribute("value") == ""
 
 
-def test_an_id_beyond_2_to_the_53_keeps_every_digit(browser, stored):
-    """JavaScript's numbers would not."""
-    fill(browser, id="9223372036854775807", name="Monstera")
-    send(browser, "200")
-    assert stored() == [(2**63 - 1, "Monstera", None)]
-
-
-def test_any_text_arrives_as_it_was_typed(browser, stored):
-    """Quotes, markup, backslashes; the page shows them as text."""
+def test_a_plant_arrives_as_it_was_typed(browser, stored):
+    """An id beyond 2**53 keeps every digit; quotes, markup, backslashes are shown as text."""
     name = 'it\'s "<b>bold</b>" \\ é; id: x'
-    fill(browser, id="7", name=name)
+    fill(browser, id="9223372036854775807", name=name)
     assert "<b>bold</b>" in send(browser, "200")
-    assert stored() == [(7, name, None)]
+    assert stored() == [(2**63 - 1, name, None)]
 
 
 def test_the_keyboard_is_enough(browser, stored):
@@ -426,15 +421,12 @@ def test_copy_copies(browser):
     wait_until(lambda: button.text == "Copy")
 
 
-@pytest.fixture
-def screen(browser, request) -> webdriver.Chrome:
-    """The page by day or night, on a wide or narrow screen."""
-    width, scheme = request.param
+def show(browser: webdriver.Chrome, width: int, height: int, scheme: str = "light") -> None:
+    """Make the screen so many CSS pixels large; the scheme is that of day or night."""
     feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    return browser
 
 
 def amiss(browser: webdriver.Chrome) -> list[Any]:
@@ -450,65 +442,58 @@ def amiss(browser: webdriver.Chrome) -> list[Any]:
     return found + ([f"{sideways} px to scroll sideways"] if sideways > 0 else [])
 
 
-ALL_SCREENS = [(width, scheme) for width in (360, 1280) for scheme in ("light", "dark")]
-
-
-@pytest.mark.parametrize("screen", ALL_SCREENS, indirect=True)
-def test_everybody_can_use_it_in_each_state(screen, server):
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it_in_each_state(browser, server, width, scheme):
     """axe-core has nothing to say, contrast (AAA) included; nothing needs scrolling sideways."""
-    assert amiss(screen) == []
-    fill(screen, token="", id="seven", name="x" * 200)
-    press_send(screen)
-    assert problem(screen, "token") and problem(screen, "field-id") and amiss(screen) == []
-    fill(screen, id="7")
+    show(browser, width, 800, scheme)
+    with blocked(browser):
+        assert amiss(browser) == []
+    browser.refresh()
+    wait_until(lambda: browser.find_elements(By.ID, "field-name"))
+    assert amiss(browser) == []
+    fill(browser, token="", id="seven", name="x" * 200)
+    press_send(browser)
+    assert problem(browser, "token") and problem(browser, "field-id") and amiss(browser) == []
+    fill(browser, id="7")
     for _ in range(2):
-        send(screen, "200")
-        assert amiss(screen) == []
+        send(browser, "200")
+        assert amiss(browser) == []
     with stopped(server):
-        press_send(screen)
-        assert amiss(screen) == []
-    wait_until(lambda: text(screen, "#answer .status") == "200 OK")
-    fill(screen, id="", name="")
-    send(screen, "400")
-    assert amiss(screen) == []
-    fill(screen, id="7", name="Sequoia")
-    send(screen, "409")
-    assert amiss(screen) == []
-    fill(screen, token="not-a-good-token")
-    send(screen, "401")
-    assert amiss(screen) == []
+        press_send(browser)
+        assert amiss(browser) == []
+    wait_until(lambda: text(browser, "#answer .status") == "200 OK")
+    fill(browser, id="", name="")
+    send(browser, "400")
+    assert amiss(browser) == []
+    fill(browser, id="7", name="Sequoia")
+    send(browser, "409")
+    assert amiss(browser) == []
+    fill(browser, token="not-a-good-token")
+    send(browser, "401")
+    assert amiss(browser) == []
     server.kill()
-    send(screen, "No answer")
-    assert amiss(screen) == []
+    send(browser, "No answer")
+    assert amiss(browser) == []
 
 
-@pytest.mark.parametrize("screen", ALL_SCREENS, indirect=True)
-def test_everybody_can_read_why_nothing_can_be_sent(screen):
-    """axe-core has nothing to say of the page without its description either."""
-    screen.execute_cdp_cmd("Network.enable", {})
-    screen.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/openapi.json"]})
-    screen.refresh()
-    wait_until(lambda: text(screen, "#reason"))
-    assert amiss(screen) == []
-
-
-@pytest.mark.parametrize("screen", [(1280, "light")], indirect=True)
-def test_a_wide_screen_is_used(screen):
+def test_a_wide_screen_is_used(browser):
     """A line of code is a line on it, also with a long id, and both columns are filled."""
-    fill(screen, name="Monstera", tag="indoor")
-    screen.find_element(By.CSS_SELECTOR, "#fields button").click()
+    show(browser, 1280, 800)
+    fill(browser, name="Monstera", tag="indoor")
+    browser.find_element(By.CSS_SELECTOR, "#fields button").click()
     for name, count in (("curl", 4), ("fetch", 8)):
         lines = """
             const node = document.getElementById(arguments[0]), style = getComputedStyle(node);
             const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
             return (node.scrollHeight - padding) / parseFloat(style.lineHeight);
             """
-        assert round(screen.execute_script(lines, name)) == count
+        assert round(browser.execute_script(lines, name)) == count
     columns = "return [...document.querySelectorAll('.column')].map((node) => node.offsetHeight)"
     for _ in range(2):
-        left, right = screen.execute_script(columns)
+        left, right = browser.execute_script(columns)
         assert 0.6 < left / right < 1 / 0.6
-        send(screen, "200")
+        send(browser, "200")
 
 
 FOCUSED = """
@@ -524,19 +509,17 @@ return [Math.min(top, innerHeight - bottom), ring, covered.map((text) => text.in
 """
 
 
-@pytest.mark.parametrize("screen", [(360, "light")], indirect=True)
-def test_what_has_the_focus_is_in_sight(screen):
-    """It is never at the very edge of a small screen, and its ring covers no text."""
-    size = {"width": 360, "height": 480, "deviceScaleFactor": 1, "mobile": True}
-    screen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    fill(screen)
-    send(screen, "400")
+def test_what_has_the_focus_is_in_sight(browser):
+    """It is never at the very edge of a small browser, and its ring covers no text."""
+    show(browser, 360, 480)
+    fill(browser)
+    send(browser, "400")
     for first, key in (("#token", Keys.TAB), ("footer a", Keys.SHIFT + Keys.TAB)):
-        screen.execute_script("document.querySelector(arguments[0]).focus()", first)
+        browser.execute_script("document.querySelector(arguments[0]).focus()", first)
         seen = set()
         for _ in range(13):
-            focused = screen.switch_to.active_element
-            distance, ring, covered = screen.execute_script(FOCUSED, focused)
+            focused = browser.switch_to.active_element
+            distance, ring, covered = browser.execute_script(FOCUSED, focused)
             assert distance >= 16 and ring >= 3 and covered == []
             seen.add(focused)
             focused.send_keys(key)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.locks import locked
-from tests.support.server import HERE, PATIENCE, TOKEN, Server, receive, usage, wait_until
-from tests.support.wire import HEAD, MONSTERA, chunked, post, refused
+from tests.support.server import HERE, PATIENCE, Server, receive, usage, wait_until
+from tests.support.wire import HEAD, MONSTERA, post
 
 FOR_EVER = 600  # seconds: longer than a test waits
 PATIENT = "--worker-class=tests.support.workers.Patient"
@@ -172,16 +172,6 @@ def test_clients_that_send_without_end_do_not_hold_up_others(serve):
     for sender in senders:
         sender.join(PATIENCE)
         assert not sender.is_alive()
-
-
-@pytest.mark.parametrize("token", [TOKEN, "another-token-0123456789"])
-def test_a_body_in_very_many_pieces_is_not_read_to_its_end(serve, connect, token):
-    """Each costs as much time as a large one. It is the last of its connection, read or not."""
-    server = serve()
-    head = HEAD.replace(TOKEN.encode(), token.encode()) + b"Transfer-Encoding: chunked\r\n\r\n"
-    connection = connect(server, head + chunked(*[b" "] * 20_000, b"") + LAST)
-    message = refused(receive(connection), 400 if token == TOKEN else 401)
-    assert "pieces" in message or token != TOKEN
 
 
 def test_few_descriptors_keep_nobody_out(serve, connect):

@@ -56,7 +56,6 @@ KINDS = {
 
 
 def cpu_time(call: Callable[[], object]) -> float:
-    """Seconds of CPU time."""
     start = time.process_time()
     with contextlib.suppress(InvalidPlant):
         call()

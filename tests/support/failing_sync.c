@@ -1,16 +1,14 @@
-/* Lets fsync and fdatasync fail while the file SYNC_FAILS is there, kill the process that calls them
-   while SYNC_KILLS is, or do nothing while SYNC_SKIPS is: LD_PRELOAD this. */
+/* Lets fsync and fdatasync fail while the file SYNC_FAILS is there, or do nothing while
+   SYNC_SKIPS is: LD_PRELOAD this. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 static int is_there(const char *variable) { return access(getenv(variable), F_OK) == 0; }
 
 static int try_to(const char *name, int fd) {
-    if (is_there("SYNC_KILLS")) raise(SIGKILL);
     if (is_there("SYNC_SKIPS")) return 0;
     if (is_there("SYNC_FAILS")) {
         errno = EIO;

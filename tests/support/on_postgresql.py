@@ -15,13 +15,11 @@ __all__ = ["storage", "stored", "taken_away", "url"]
 
 @pytest.fixture
 def url(postgresql_url: str) -> str:
-    """The URL of a database without a table."""
     return postgresql_url
 
 
 @pytest.fixture
 def storage(url: str) -> Iterator[Storage]:
-    """A storage whose table is there."""
     with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
         storage.check_start()
         yield storage
@@ -31,14 +29,11 @@ def storage(url: str) -> Iterator[Storage]:
 def stored(
     postgresql_stored: Callable[[], list[tuple[int, str, str | None]]],
 ) -> Callable[[], list[tuple[int, str, str | None]]]:
-    """Reads the rows of the table."""
     return postgresql_stored
 
 
 @pytest.fixture
 def taken_away(url: str) -> Callable[[], AbstractContextManager[None]]:
-    """Takes the table away for a while."""
-
     @contextlib.contextmanager
     def take_away() -> Iterator[None]:
         with psycopg.connect(url, autocommit=True) as connection:

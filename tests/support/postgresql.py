@@ -46,7 +46,6 @@ class PostgreSQL:
     """A server with a folder of its own, that listens on a Unix socket there."""
 
     def __init__(self) -> None:
-        """Run nothing yet."""
         self.folder = Path(tempfile.mkdtemp(prefix="plants-"))  # a socket's path must not be long
         self._data, self.log = self.folder / "data", self.folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,11 +55,9 @@ class PostgreSQL:
             shutil.chown(self.folder, USER, USER)
 
     def create(self) -> None:
-        """Make the data of a new server."""
         self._run("initdb", "-U", USER, "-A", "trust", "-N", "--encoding=UTF8", "--locale=C")
 
     def copy(self, primary: "PostgreSQL") -> None:
-        """Make the data of a standby."""
         source = ["-h", str(primary.folder), "-U", USER, "--write-recovery-conf"]
         self._run("pg_basebackup", *source, "--checkpoint=fast", "--no-sync")
 
@@ -88,11 +85,9 @@ class PostgreSQL:
         return False
 
     def url(self, database: str = "postgres") -> str:
-        """Return the URL of one of its databases."""
         return f"postgresql:///{database}?host={self.folder}&user={USER}"
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement; return what rows it gives."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
@@ -119,7 +114,6 @@ class PostgreSQL:
                 os.kill(pid, signal.Signals[name])
 
     def kill(self) -> None:
-        """Kill -9 all its processes at once."""
         self.signal("SIGKILL")
         self._process.wait(PATIENCE)
 
@@ -138,24 +132,20 @@ class PostgreSQL:
 
 
 @contextlib.contextmanager
-def running_postgresql(*settings: str) -> Iterator[PostgreSQL]:
-    """A server that has been started with `settings`; nothing of it is left in the end."""
+def running_postgresql(*settings: str, primary: PostgreSQL | None = None) -> Iterator[PostgreSQL]:
+    """A server, or a standby of a `primary`, with `settings`; nothing of it is left in the end."""
     server = PostgreSQL()
     try:
-        server.create()
+        if primary:
+            server.copy(primary)
+        else:
+            server.create()
         server.start(*settings)
         yield server
     finally:
         server.remove()
 
 
-@contextlib.contextmanager
-def running_standby(primary: PostgreSQL) -> Iterator[PostgreSQL]:
+def running_standby(primary: PostgreSQL) -> contextlib.AbstractContextManager[PostgreSQL]:
     """A standby of a server; nothing of it is left in the end."""
-    server = PostgreSQL()
-    try:
-        server.copy(primary)
-        server.start()
-        yield server
-    finally:
-        server.remove()
+    return running_postgresql(primary=primary)

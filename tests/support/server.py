@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,18 +42,20 @@ class Server:
 
     def __init__(
         self,
-        root: Path,
         folder: Path,
-        arguments: Sequence[str],
-        command: list[str] | None,
-        environment: Mapping[str, str | None],
+        *arguments: str,
+        command: list[str] | None = None,
         listener: socket.socket | None = None,
+        **environment: str | None,
     ) -> None:
-        """A `listener` is there before it and after it, so that no client is ever turned away."""
-        own = ("DATABASE_URL", "GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")
-        kept = {name: value for name, value in os.environ.items() if name not in own}
+        """Keep the SQLite file and the output in `folder`; leave out variables that are None.
+
+        A `listener` is there before it and after it, so that no client is ever turned away.
+        """
+        own = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{folder}/plants.db"}
+        own |= {**dict.fromkeys(("GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")), **environment}
         self.may_fail = False  # whether a traceback is what the test is about
-        self.url = environment["DATABASE_URL"]
+        self.url = own["DATABASE_URL"]
         number = len(list(folder.glob("server*.out")))
         self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]
         descriptors = [listener.fileno()] if listener else []
@@ -62,8 +64,8 @@ class Server:
         with self.files[0].open("w") as out, self.files[1].open("w") as err:
             self.process = subprocess.Popen(
                 [*(command or [GUNICORN]), *bind, *arguments],
-                cwd=root,
-                env={k: v for k, v in {**kept, **environment}.items() if v is not None},
+                cwd=ROOT,
+                env={k: v for k, v in {**os.environ, **own}.items() if v is not None},
                 stdout=out,
                 stderr=err,
                 pass_fds=descriptors,
@@ -77,13 +79,10 @@ class Server:
 
     @property
     def err(self) -> str:
-        """What was written to standard error so far."""
         return self.files[1].read_text()
 
     @functools.cached_property
     def port(self) -> int:
-        """The port it listens at, once it does."""
-
         def look() -> Any:
             assert self.process.poll() is None, self.err
             return re.search(r"Listening at: https?://[\d.]+:(\d+)", self.err)
@@ -101,19 +100,19 @@ class Server:
         return wait_until(look)
 
     def connect(self) -> socket.socket:
-        """A raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
-    def send(self, data: bytes) -> bytes:
-        """Send `data` on a connection of its own and return all that comes until its end."""
+    def send(self, data: bytes, ends: bool = False) -> bytes:
+        """Send `data`, and its end or nothing more; return all that comes until the end of that."""
         with self.connect() as connection:
             connection.sendall(data)
+            if ends:
+                connection.shutdown(socket.SHUT_WR)
             return receive(connection)
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], Any]:
-        """Send a request; return the status, the headers in lower case and the JSON body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.request(method, path, body, dict(headers or {}))
@@ -137,11 +136,9 @@ class Server:
             return file.execute(select, [number]).fetchone()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the master."""
         os.kill(self.process.pid, number)
 
     def wait(self) -> int:
-        """Wait for the master's end; return its status."""
         return self.process.wait(PATIENCE)
 
     def kill(self) -> None:
@@ -154,8 +151,7 @@ class Server:
 @contextlib.contextmanager
 def running(folder: Path, *arguments: str, **environment: str | None) -> Iterator[Server]:
     """A server for several tests, whose SQLite file is in `folder`."""
-    settings = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{folder}/plants.db"}
-    server = Server(ROOT, folder, arguments, None, {**settings, **environment})
+    server = Server(folder, *arguments, **environment)
     try:
         yield server
     finally:
@@ -192,7 +188,6 @@ class Writers:
         return bool(wait_until(lambda: len(self.acknowledged) >= goal))
 
     def write(self) -> None:
-        """Post plants of one's own, each until it is acknowledged."""
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(client):
             for number in self._numbers:
@@ -224,35 +219,8 @@ class Writers:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
-
-
-def copy_service(folder: Path) -> list[str]:
-    """Copy the service into a new folder; return the options that let gunicorn run the copy."""
-    folder.mkdir()
-    for name in (
-        "app.py",
-        "storage.py",
-        "engine.py",
-        "sqlite.py",
-        "postgresql.py",
-        "transfer.py",
-        "worker.py",
-        "schemas",
-        "static",
-        "gunicorn.conf.py",
-    ):
-        subprocess.run(["cp", "-r", ROOT / name, folder], check=True)
-    return [f"--chdir={folder}", f"--config={folder}/gunicorn.conf.py"]
-
-
-def change(file: Path, old: str, new: str) -> None:
-    """Replace what stands once in a file."""
-    text = file.read_text()
-    assert text.count(old) == 1
-    file.write_text(text.replace(old, new))
 
 
 def receive(connection: socket.socket) -> bytes:
@@ -261,15 +229,12 @@ def receive(connection: socket.socket) -> bytes:
 
 
 class Usage(NamedTuple):
-    """What a process has of the system's resources."""
-
     threads: int
     descriptors: int
     memory: float  # MiB, with its share of what it has in common with others (PSS)
 
 
 def usage(pid: int) -> Usage:
-    """What a process uses now, as Linux tells it."""
     process = Path(f"/proc/{pid}")
     memory = re.search(r"(?m)^Pss: +(\d+) kB", (process / "smaps_rollup").read_text())[1]
     threads, descriptors = (len(list((process / name).iterdir())) for name in ("task", "fd"))
@@ -277,7 +242,6 @@ def usage(pid: int) -> Usage:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Another user than the one who runs the tests."""
+"""Other processes, and another user than the one who runs the tests."""
 
 import multiprocessing
 import os
@@ -11,6 +11,17 @@ from pathlib import Path
 from tests.support.server import PATIENCE
 
 NOBODY = 65534
+
+
+def run_in_processes(*functions: Callable[[], object]) -> None:
+    """Run functions at once, each in a process of its own, which has to end by itself."""
+    processes = [multiprocessing.get_context("fork").Process(target=each) for each in functions]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
 def run_as_nobody(function: Callable[[], object]) -> None:
@@ -26,11 +37,7 @@ def run_as_nobody(function: Callable[[], object]) -> None:
             os.setuid(NOBODY)
         function()
 
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(PATIENCE)
-    process.kill()
-    assert process.exitcode == 0
+    run_in_processes(child)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ HEAD = (
 
 
 def post(plant: object, *headers: bytes, head: bytes = HEAD) -> bytes:
-    """A request to store `plant`."""
     body = plant if isinstance(plant, bytes) else json.dumps(plant).encode()
     lines = b"".join(header + b"\r\n" for header in headers)
     return head + lines + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -28,7 +27,6 @@ def chunked(*chunks: bytes) -> bytes:
 
 
 def receive_answer(connection: socket.socket) -> bytes:
-    """One answer, on a connection that stays open."""
     data = b""
     while len(data) < length_of_answer(data):
         piece = connection.recv(2**16)

@@ -35,33 +35,23 @@ class Late(Worker):
 
 
 class Starting(Worker):
-    """Does not come to its end of starting."""
-
     def init_process(self) -> None:
-        """Wait."""
         time.sleep(600)
 
 
 def fail(*_: object, **__: object) -> NoReturn:
-    """Fail as code with a bug does."""
     raise RuntimeError("a fault made by a test")
 
 
 class FailingHandle(Worker):
-    """Fails when it is to serve a connection."""
-
     handle = fail
 
 
 class FailingTimeout(Worker):
-    """Fails before it reads a request."""
-
     timeout_ctx = fail
 
 
 class FailingRequest(Worker):
-    """Fails when it is to answer a request."""
-
     handle_request = fail
 
 
@@ -69,16 +59,6 @@ class FailingError(Worker):
     """Fails when it is to answer what is not HTTP."""
 
     handle_error = fail
-
-
-class FailingNotify(Worker):
-    """Fails once it has answered a request, where it tells the master that it is alive."""
-
-    def notify(self) -> None:
-        """Tell the master, or fail."""
-        super().notify()
-        if self.nr:
-            fail()
 
 
 class FailingLogger(AccessLogger):
