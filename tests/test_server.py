@@ -19,6 +19,7 @@ import gevent.socket
 import pytest
 
 from app import BODY_LIMIT
+from tests.support.locks import lock_held
 from tests.support.server import (
     PATIENCE,
     ROOT,
@@ -396,6 +397,16 @@ def test_a_client_with_many_requests_at_once_does_not_hold_up_others(server):
         reader.join(PATIENCE)
     assert wait_until(lambda: server.out.count(" many\n") == 5001)
     assert server.out.index(" other\n") < server.out.rindex(" many\n")
+
+
+def test_a_wait_for_the_database_holds_up_no_other_request(server):
+    """The lock is waited for in a real thread; gevent can't pause that."""
+    with server.connect() as waiting:
+        with lock_held(Path(server.url.removeprefix("sqlite:///"))):
+            waiting.sendall(post({"id": 106, "name": "Ivy"}))
+            for _ in range(9):  # by the second one the plant is on its way
+                assert server.request("GET", "/openapi.json")[0] == 200
+        assert answers(receive_answer(waiting)) == [(200, {"name": "Ivy"})]
 
 
 def test_a_client_whose_next_large_request_is_always_there_waits_for_others():

@@ -226,6 +226,13 @@ def test_a_locked_file_is_no_reason_not_to_start(database):
     assert list(storage.rows()) == [Plant(7, "Monstera")]
 
 
+def test_what_a_killed_start_has_left_is_replaced(database):
+    for name in ("plants.db-new", "plants.db-new-journal"):
+        database.with_name(name).write_bytes(b"the beginning of")
+    started(database).add(Plant(1, "one"))
+    assert not [*database.parent.glob("*-new*")]
+
+
 def test_a_link_leads_to_the_file(tmp_path, stored):
     """SQLite keeps its other files beside the file, not beside the link."""
     (tmp_path / "disk").mkdir()
