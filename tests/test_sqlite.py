@@ -77,6 +77,16 @@ def test_the_file_is_marked_as_ours_and_strict(storage, database):
             connection.execute("INSERT INTO plants VALUES (7, x'00', NULL)")
 
 
+def test_a_health_check_leaves_the_version_of_a_file_as_it_is(storage, database):
+    """A new version may have changed it while the old one still runs."""
+    storage.check()
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    storage.engine.insert([])
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+
+
 def test_every_connection_syncs_every_commit(database, after_statement):
     """synchronous=FULL (2), fullfsync and a busy timeout belong to a connection, not the file."""
     found = []
