@@ -270,7 +270,7 @@ def test_while_the_server_is_known_to_be_away_all_fails_at_once(start, own_serve
     storage.add(MONSTERA)  # on another connection: the first failure is over
 
 
-def test_how_often_a_server_that_is_away_is_tried(monkeypatch):
+def test_how_often_a_server_that_is_away_is_tried(monkeypatch, caplog):
     """Half of the time batches fail at once: here each attempt to connect takes two seconds."""
     now, attempts = 0.0, []
 
@@ -295,6 +295,7 @@ def test_how_often_a_server_that_is_away_is_tried(monkeypatch):
         failed_at.append(now)
     assert attempts == pytest.approx([0, 2.2, 6.3])
     assert failed_at == pytest.approx([4.2, 4.2, 6.1, 8.3, 8.3])
+    assert caplog.text.count("PostgreSQL: no route; connecting again") == 1  # at 2.2 s
 
 
 def test_a_server_that_accepts_and_never_answers_is_given_up(start):
