@@ -52,13 +52,13 @@ class Connection:
 
     def recv(self, size: int) -> Any:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
-        if self.is_idle:
-            if self._received >= FAIR_SHARE:  # recv() would not wait for what is there already
-                gevent.socket.wait(self._sock._read_event)
-                self._received = 0
-            self.set_deadline(self._request_limit, is_idle=False)
+        if self.is_idle and self._received >= FAIR_SHARE:
+            gevent.socket.wait(self._sock._read_event)  # recv() takes what is there at once
+            self._received = 0
         data = self._sock.recv(size)
         self._received += len(data)
+        if self.is_idle:
+            self.set_deadline(self._request_limit, is_idle=False)
         return data
 
     def sendall(self, data: bytes) -> None:

@@ -69,7 +69,8 @@ def test_sigterm_drops_nothing(serve, database, stored):
 
     Idle clients are not waited for, though they may wait for longer than this test does.
     """
-    server = serve("--keep-alive=600", "--graceful-timeout=600")
+    lenient = "--worker-class=tests.support.workers.Lenient"
+    server = serve(lenient, "--keep-alive=600", "--graceful-timeout=600")
     with (
         Writers(server.port, first=100) as writers,
         server.connect() as begun,

@@ -63,6 +63,17 @@ def test_each_request_of_a_connection_has_a_time_limit_of_its_own(server):
         assert [status for status, _ in answers(receive(connection))] == [200, 400]
 
 
+def test_an_idle_connection_may_wait_for_longer_than_a_request_takes(serve):
+    server = serve("--worker-class=tests.support.workers.Short", WEB_CONCURRENCY="1")
+    with server.connect() as idle, server.connect() as late:
+        idle.sendall(post(MONSTERA))
+        receive_answer(idle)
+        late.sendall(HALF_A_BODY)
+        refused(receive(late), 400)
+        idle.sendall(post(MONSTERA))
+        assert [status for status, _ in answers(receive_answer(idle))] == [200]
+
+
 def test_a_client_that_reads_none_of_many_answers_is_cut_off(server):
     """They are more than the system keeps for a connection, so that the worker waits with them."""
     begin = len(server.out)

@@ -22,6 +22,12 @@ class Patient(Worker):
     exit_delay = 600.0
 
 
+class Lenient(Worker):
+    """Gives a request more time than a test has."""
+
+    request_limit = 600.0
+
+
 class Hasty(Worker):
     """Hardly waits for its last answer to be read."""
 
