@@ -197,6 +197,7 @@ class GroupCommit:
                 self._wake_up.wait()
                 self._wake_up.clear()
                 while self._queue:
+                    time.sleep(0)  # so that requests that have just arrived are in the batch
                     self._finish(self._call(self._write_next))
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another

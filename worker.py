@@ -53,7 +53,7 @@ class Connection:
     def recv(self, size: int) -> Any:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
         if self.is_idle and self._received >= FAIR_SHARE:
-            gevent.socket.wait(self._sock._read_event)  # recv() takes what is there at once
+            gevent.socket.wait(self._sock._read_event)  # recv() would not, for what is there
             self._received = 0
         data = self._sock.recv(size)
         self._received += len(data)
@@ -121,7 +121,7 @@ class Worker(GeventWorker):
             self.connections.discard(connection)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
-        """Answer a request."""
+        """Answer a request, then let others go on; so those that come together stay together."""
         req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
         for name, value in req.headers:  # gunicorn sees a "close" only alone
             if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
@@ -136,6 +136,7 @@ class Worker(GeventWorker):
         except errors.ParseException:  # which would be a second answer
             raise StopIteration from None
         sock.set_deadline(self.cfg.keepalive)
+        gevent.sleep(0)
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; look after the connections."""
