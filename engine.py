@@ -26,8 +26,8 @@ class Inserted(NamedTuple):
     """What became of a batch."""
 
     new: int = 0  # how many plants were stored that were not there before
-    locked: Collection[int] = ()  # ids whose rows other transactions hold; those are not stored
-    existing: Mapping[int, Plant] | None = None  # what has the others' ids, unless all were new
+    locked: Collection[int] = ()  # ids whose rows other transactions hold; not written
+    existing: Mapping[int, Plant] | None = None  # what has the batch's ids now; None: all are new
 
 
 class Engine(Protocol):

@@ -272,7 +272,7 @@ def test_health_checks_share_one_write_a_second(storage, engine):
 def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
     """A plant that was there already is none, whether it comes before a check or with it."""
     one, now = [Plant(1, "one")], time.monotonic()
-    monkeypatch.setattr("storage.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("storage.time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
     storage.add(Plant(1, "one"))
     now += 0.9
     storage.check()
