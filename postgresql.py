@@ -221,7 +221,7 @@ class PostgreSQLEngine(Engine):
         if wrong:
             raise NeedsOperator(
                 "PostgreSQL: the table plants is missing or unlogged, or differs in "
-                f"{', '.join(wrong)}; it is made by: {SCHEMA}"
+                f"{', '.join(wrong)}; it is made by: {SCHEMA}; a column by: ALTER TABLE plants ADD"
             )
         version = info.parameter_status("server_version")
         self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
@@ -271,7 +271,7 @@ def explain(error: psycopg.Error) -> Exception:
     if isinstance(error, at_fault):  # one of the plants is
         return ValueError(text)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        text += "; the role needs SELECT, INSERT and UPDATE on plants, or to create it"
+        text += f"; the role needs SELECT, INSERT and UPDATE on plants, or to create it: {SCHEMA}"
     if isinstance(error, psycopg.ProgrammingError):
         return NeedsOperator(text)
     return Unavailable(text)

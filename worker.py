@@ -216,7 +216,7 @@ class AccessLogger(Statsd):
     def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """Log an error; where another program listens, with what to do."""
         if msg.startswith("Connection in use"):
-            msg += "; to listen elsewhere: gunicorn --bind 127.0.0.1:8001"
+            msg += "; ss -ltnp shows by whom; to listen elsewhere: --bind 127.0.0.1:8001"
         super().error(msg, *args, **kwargs)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:

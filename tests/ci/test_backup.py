@@ -80,6 +80,7 @@ def test_a_backup_that_fails_says_so_in_a_line(
     (folder / "plants-2026-01-01T00-00-00.db").touch()
     (tmp_path / "other.db").write_text("no database")
     make_inconsistent(tmp_path / "damaged.db")
+    (tmp_path / "empty.db").touch()
     before = contents(folder)
 
     def refused(*arguments: object) -> str:
@@ -92,6 +93,7 @@ def test_a_backup_that_fails_says_so_in_a_line(
     assert not (tmp_path / "nothing.db").exists()
     assert "not a database" in refused(tmp_path / "other.db", folder)
     assert "NULL value in plants.name" in refused(tmp_path / "damaged.db", folder)
+    assert "no such table: plants" in refused(tmp_path / "empty.db", folder)
     assert "can't cd" in refused(database, tmp_path / "nowhere")
     assert "to keep 0 is to keep none" in refused(database, folder, 0)
     assert "to keep all is to keep none" in refused(database, folder, "all")
@@ -147,6 +149,9 @@ def test_a_restored_file_is_the_services_own(
     assert (elsewhere / "plants.db").stat().st_uid == NOBODY  # that of the folder
     server = serve(DATABASE_URL=f"sqlite:///{elsewhere}/plants.db")
     assert server.post({"id": 8, "name": "another"})[0] == 409
+    beside = run("restore", backup, elsewhere / "plants.db")
+    assert beside.returncode == 1 and "stop the service first\n" in beside.stderr
+    assert server.post({"id": 9, "name": "new"})[0] == 200
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
 
