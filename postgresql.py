@@ -26,7 +26,7 @@ COLUMNS = ", ".join(Plant._fields)
 TYPES = {"id": "bigint NOT NULL", "name": "text NOT NULL", "tag": "text"}
 DEFINITIONS = [f"{name} {TYPES[name]}" for name in Plant._fields]
 SCHEMA = f"CREATE TABLE plants ({', '.join(DEFINITIONS)}, PRIMARY KEY (id))"
-VALUES = [f"(plant ->> {n})::{TYPES[name].split()[0]}" for n, name in enumerate(Plant._fields)]
+MEMBERS = [f"(plant ->> {n})::{TYPES[name].split()[0]}" for n, name in enumerate(Plant._fields)]
 # The columns as above, and whether a row needs a value for each; a crash empties an unlogged table.
 FIND_COLUMNS = """
     SELECT concat(attname, ' ', format_type(atttypid, atttypmod),
@@ -45,7 +45,7 @@ SETTINGS = f"""
                 WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true))"""
 # From JSON: psycopg takes longer for arrays, and PostgreSQL for a statement that is long.
 INSERT = f"""{SETTINGS}
-    INSERT INTO plants ({COLUMNS}) SELECT {", ".join(VALUES)}
+    INSERT INTO plants ({COLUMNS}) SELECT {", ".join(MEMBERS)}
     FROM settings, json_array_elements(%s) AS plant ON CONFLICT (id) DO NOTHING"""
 # FOR SHARE makes it a write, whose commit waits for the standbys too: a plant that is there could
 # be on this server alone. Workers that share a row do not wait for each other's slow commits.

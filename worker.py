@@ -24,7 +24,6 @@ from gunicorn.workers.ggevent import GeventWorker
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 UNWANTED = 2**16  # bytes to read and throw away at a time
-FAIR_SHARE = 2**12  # bytes to receive before other connections come first
 FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
 
 # Until a worker has handlers of its own it has the master's, in which these would be lost.
@@ -41,7 +40,6 @@ class Connection:
         # With a gettimeout() too, gunicorn would call it for each request.
         self.setblocking, self.send = sock.setblocking, sock.send
         self._request_limit, self._linger_limit = request_limit, linger_limit
-        self._received = FAIR_SHARE  # bytes since others came first
         self.is_expired = False
         self.set_deadline(request_limit)
 
@@ -52,14 +50,10 @@ class Connection:
 
     def recv(self, size: int) -> Any:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
-        if self.is_idle and self._received >= FAIR_SHARE:
-            gevent.socket.wait(self._sock._read_event)  # recv() would not, for what is there
-            self._received = 0
-        data = self._sock.recv(size)
-        self._received += len(data)
-        if self.is_idle:
+        if self.is_idle:  # recv() would not wait for what is there, nor let others come first
+            gevent.socket.wait(self._sock._read_event)
             self.set_deadline(self._request_limit, is_idle=False)
-        return data
+        return self._sock.recv(size)
 
     def sendall(self, data: bytes) -> None:
         """Keep a part of an answer until flush()."""
@@ -121,7 +115,9 @@ class Worker(GeventWorker):
             self.connections.discard(connection)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
-        """Answer a request, then let others go on; so those that come together stay together."""
+        """Answer a request, then let others go on: what they send next may be in the same batch."""
+        if sock.is_idle:  # it came with the last one: nothing was received
+            sock.set_deadline(self.request_limit, is_idle=False)
         req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
         for name, value in req.headers:  # gunicorn sees a "close" only alone
             if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
@@ -237,7 +233,8 @@ class AccessLogger(Statsd):
         if len(handlers) != 1 or not hasattr(handlers[0], "_gunicorn"):
             self.access_log.info("%s", line)
             return
-        # Directly to gunicorn's own stream: logging takes ten times as long.
+        # Directly to gunicorn's own stream: logging takes ten times as long,
+        # and prints a traceback for each line that can't be written.
         with contextlib.suppress(OSError, ValueError):
             handlers[0].stream.write(f"{line}\n")
             handlers[0].stream.flush()

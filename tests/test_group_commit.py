@@ -130,7 +130,7 @@ def test_a_batch_has_so_many_plants_at_most(storage, engine):
 
 
 def test_a_batch_has_so_many_bytes_at_most(storage, engine):
-    large = [Plant(number, "u" * 2**19) for number in range(1, 6)]
+    large = [Plant(number, "n", "€" * 2**17) for number in range(1, 6)]
     with writing_and_waiting(storage, engine, Plant(0, "zero"), large):
         pass
     assert [[plant.id for plant in batch] for batch in engine.batches] == [[0], [1, 2], [3, 4], [5]]

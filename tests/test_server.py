@@ -32,7 +32,7 @@ from tests.support.server import (
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
-from worker import FAIR_SHARE, Connection
+from worker import Connection
 
 # start and end
 
@@ -410,14 +410,14 @@ def test_a_wait_for_the_database_holds_up_no_other_request(server):
         assert answers(receive_answer(waiting)) == [(200, {"name": "Ivy"})]
 
 
-def test_a_client_whose_next_large_request_is_always_there_waits_for_others():
+def test_a_client_whose_next_request_is_always_there_waits_for_others():
     """One that has to send its request first is served as often: each waits in the event loop."""
     order = []
 
     def serve(name: str, here: gevent.socket.socket) -> None:
         connection = Connection(here, PATIENCE, PATIENCE)
         for _ in range(30):
-            connection.recv(FAIR_SHARE)
+            connection.recv(1)
             order.append(name)
             here.send(b"y")
             connection.set_deadline(PATIENCE)
@@ -429,7 +429,7 @@ def test_a_client_whose_next_large_request_is_always_there_waits_for_others():
             there.recv(1)
 
     many, one = gevent.socket.socketpair(), gevent.socket.socketpair()
-    many[1].send(b"x" * 30 * FAIR_SHARE)
+    many[1].send(b"x" * 30)
     clients = gevent.spawn(serve, "many", many[0]), gevent.spawn(serve, "one", one[0])
     gevent.joinall([*clients, gevent.spawn(ask, one[1])], PATIENCE)
     for each in (*many, *one):

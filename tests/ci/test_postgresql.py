@@ -455,11 +455,18 @@ def test_workers_do_not_lock_each_other_out_where_commits_are_slow(serve, own_se
     own_server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     own_server.execute("SELECT pg_reload_conf()")
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    posts = [pool.submit(server.post, {"id": 7, "name": "n"}) for server in servers]
-    wait_until(lambda: own_server.execute(waiting) == [(2,)])  # a commit of each worker
+    posts = {}
+
+    def both_wait() -> bool:  # as soon as the server has read its settings
+        for server in servers:
+            if server not in posts or posts[server].done():
+                posts[server] = pool.submit(server.post, {"id": 7, "name": "n"})
+        return own_server.execute(waiting) == [(2,)]
+
+    wait_until(both_wait)
     own_server.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
     own_server.execute("SELECT pg_reload_conf()")
-    assert {post.result(PATIENCE)[0] for post in posts} == {200}
+    assert {post.result(PATIENCE)[0] for post in posts.values()} == {200}
 
 
 # Connections that are lost, and other failures of the server.

@@ -93,6 +93,7 @@ def test_the_settings_that_the_service_depends_on(serve):
         "control_socket_disable": "True",
         "http_parser": "python",
         "forwarder_headers": "[]",
+        "secure_scheme_headers": "{}",
         "workers": "2",
         "keepalive": "125",
         "graceful_timeout": "25",
