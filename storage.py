@@ -9,8 +9,9 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -23,12 +24,13 @@ WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
 MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
+JOIN_LIMIT = 1.0  # seconds after which a batch in the queue takes no more plants
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 
-Batch: TypeAlias = Sequence[Plant | None]  # None stands for a health check
 Outcomes: TypeAlias = Sequence[Exception | None]  # None if stored, else why not
+Write: TypeAlias = Callable[[Sequence[Plant]], Outcomes]
 Call: TypeAlias = Callable[[Callable[[], Any]], Any]  # calls a function, returns what that returns
 
 
@@ -84,14 +86,13 @@ class Storage:
 
     def check(self) -> None:
         """Raise Unavailable unless the database takes writes; answer within CHECK_LIMIT seconds."""
-        if time.monotonic() > self._last_write + CHECK_INTERVAL:
-            (error,) = self._commit.submit([None], CHECK_LIMIT)
-            if error:
-                raise error
+        is_proven = time.monotonic() < self._last_write + CHECK_INTERVAL
+        if not is_proven and (error := self._commit.check(CHECK_LIMIT)):
+            raise error
 
     def check_start(self) -> str:
         """Create the database if there is none and return its identity. Raises NeedsOperator."""
-        (error,) = self._commit.submit([None], self._wait_limit)
+        error = self._commit.check(self._wait_limit)
         if isinstance(error, NeedsOperator):
             raise error
         if error:
@@ -102,28 +103,28 @@ class Storage:
         """Store what is in the queue and close the connection, for good."""
         self._commit.close(self._wait_limit / 2)
 
-    def _write(self, batch: Batch) -> Outcomes:
-        # Sorted, as two batches with the same plants in different order can deadlock.
-        plants = sorted((plant for plant in batch if plant is not None), key=lambda new: new.id)
+    def _write(self, plants: Sequence[Plant]) -> Outcomes:
+        """Write plants; without plants, prove that it can. Return the outcome for each, or that."""
         try:
-            inserted = self.engine.insert(plants)
-            if plants and not inserted.new and None in batch:  # maybe nothing was written
-                self.engine.insert([])
+            # Sorted, as two batches with the same plants in different order can deadlock.
+            inserted = self.engine.insert(sorted(plants, key=operator.attrgetter("id")))
         except Exception as error:
             self._last_write = -CHECK_INTERVAL
-            if isinstance(error, Unavailable) or len(batch) == 1:
-                return [error] * len(batch)
-            return self._write_one_by_one(batch)
+            if isinstance(error, Unavailable) or len(plants) < 2:
+                return [error] * max(len(plants), 1)
+            return self._write_one_by_one(plants)
         self.inserted += inserted.new
-        if inserted.new or None in batch:
+        if inserted.new or not plants:
             self._last_write = time.monotonic()
-        return [plant and outcome(plant, inserted) for plant in batch]
+        if inserted.new == len(plants):
+            return [None] * max(len(plants), 1)
+        return [outcome(plant, inserted) for plant in plants]
 
-    def _write_one_by_one(self, batch: Batch) -> Outcomes:
+    def _write_one_by_one(self, plants: Sequence[Plant]) -> Outcomes:
         """Write each by itself, so that a plant that is at fault keeps out no other."""
         deadline = time.monotonic() + self._wait_limit / 2
         late = Unavailable("other plants of its batch took too long")
-        return [self._write([plant])[0] if time.monotonic() < deadline else late for plant in batch]
+        return [self._write([each])[0] if time.monotonic() < deadline else late for each in plants]
 
 
 def outcome(plant: Plant, inserted: Inserted) -> Exception | None:
@@ -138,50 +139,59 @@ def outcome(plant: Plant, inserted: Inserted) -> Exception | None:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A plant in the queue, or None for a health check."""
+class Batch:
+    """Plants that are written together, or a health check. All wait for the same event."""
 
-    plant: Plant | None
+    plants: list[Plant] = field(default_factory=list)
+    size: int = 0  # bytes of the plants
+    start: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
-    error: Exception | None = None  # what kept the plant out, once it is done
+    outcomes: Outcomes = ()  # for each plant or for the health check, once it is done
+
+    def has_room(self) -> bool:
+        """Whether a plant may join; it shares the time limit of the first."""
+        is_small = len(self.plants) < MAX_BATCH and self.size < MAX_BATCH_SIZE
+        return is_small and time.monotonic() < self.start + JOIN_LIMIT
+
+    def fail(self, error: Exception) -> None:
+        """Set the same outcome for all."""
+        self.outcomes = [error] * max(len(self.plants), 1)
 
 
 class GroupCommit:
     """Writes the plants of requests that arrive at the same time as one batch.
 
     A commit that waits for the disk costs as much for many plants as for one. A request puts its
-    plant into a queue and waits; one thread writes all that is queued and wakes those requests.
+    plant into a batch and waits; one thread writes the batches and wakes the requests.
     """
 
-    def __init__(self, engine: Engine, write: Callable[[Batch], Outcomes], call: Call) -> None:
+    def __init__(self, engine: Engine, write: Write, call: Call) -> None:
         self._engine, self._write, self._call = engine, write, call
-        self._queue: deque[Entry] = deque()
-        self._batch: list[Entry] = []  # what is being written
+        self._queue: deque[Batch] = deque()  # the first may be being written
+        self._check: Batch | None = None  # what health checks share
         self._wake_up = threading.Event()  # set when the writer has something to do
-        self._lock = threading.Lock()  # the writer does not end while a plant is queued
+        self._lock = threading.Lock()  # the writer does not end while a batch is queued
         self._writer: threading.Thread | None = None  # started when first needed: after any fork
         self._is_closed = False
 
-    def submit(self, plants: Batch, limit: float) -> Outcomes:
+    def submit(self, plants: Iterable[Plant], limit: float) -> Outcomes:
         """Put plants into the queue; return what became of each within `limit` seconds."""
-        entries, deadline = [Entry(plant) for plant in plants], time.monotonic() + limit
         with self._lock:
-            if self._is_closed:
-                return [Unavailable("the storage is closed")] * len(entries)
-            self._queue += entries
-            if self._writer is None:
-                self._writer = threading.Thread(target=self._run, daemon=True)
-                self._writer.start()
+            self._start_writer()
+            places = [self._join(plant) for plant in plants]
         self._wake_up.set()
-        for entry in entries:
-            if not entry.done.wait(deadline - time.monotonic()):
-                obstacle = self._engine.obstacle or "the storage does not answer"
-                entry.error = Unavailable(f"gave up after {limit:.3g} s: {obstacle}")
-                with contextlib.suppress(ValueError):  # it is being written
-                    self._queue.remove(entry)
-        errors = [entry.error for entry in entries]
-        # Other requests may share an error, and its traceback would grow from one to the next.
-        return [error and error.with_traceback(None) for error in errors]
+        return [self._wait(batch, place, limit) for batch, place in places]
+
+    def check(self, limit: float) -> Exception | None:
+        """Return what keeps the engine from writing, within `limit` seconds."""
+        with self._lock:
+            self._start_writer()
+            if self._check is None or self._check.done.is_set():
+                self._check = Batch(size=MAX_BATCH_SIZE)  # no plant joins it
+                self._queue.append(self._check)
+            check = self._check
+        self._wake_up.set()
+        return self._wait(check, 0, limit)
 
     def close(self, timeout: float) -> None:
         """Let the writer store what is queued, close the engine and end; wait some seconds."""
@@ -191,43 +201,66 @@ class GroupCommit:
             self._wake_up.set()
             writer.join(timeout)
 
+    def _start_writer(self) -> None:
+        if self._is_closed:
+            raise Unavailable("the storage is closed")
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._run, daemon=True)
+            self._writer.start()
+
+    def _join(self, plant: Plant) -> tuple[Batch, int]:
+        """Add a plant to the last batch of the queue; return that and the index in it."""
+        batch = next(reversed([*self._queue]), None)
+        if batch is None or not batch.has_room():
+            batch = Batch()
+            self._queue.append(batch)
+        batch.size += len(ascii(plant))  # no less than in UTF-8
+        batch.plants.append(plant)
+        return batch, len(batch.plants) - 1
+
+    def _wait(self, batch: Batch, place: int, limit: float) -> Exception | None:
+        """Wait for a batch, the first in it with a limit for all: a timer for each takes longer."""
+        try:
+            batch.done.wait(None if place else batch.start + limit - time.monotonic())
+        finally:
+            if not place and not batch.done.is_set():
+                obstacle = self._engine.obstacle or "the storage does not answer"
+                batch.fail(Unavailable(f"gave up after {limit:.3g} s: {obstacle}"))
+                self._finish(batch)
+        if place >= len(batch.outcomes):  # it joined when the writer had just begun
+            return self.submit([batch.plants[place]], limit)[0]
+        error = batch.outcomes[place]
+        # Other requests may share an error, and its traceback would grow from one to the next.
+        return error and error.with_traceback(None)
+
+    def _finish(self, batch: Batch) -> None:
+        with contextlib.suppress(ValueError):  # the request that is first in it gave up before
+            self._queue.remove(batch)
+        batch.done.set()
+
     def _run(self) -> None:
         try:
             while self._queue or not self._is_closed:
                 self._wake_up.wait()
                 self._wake_up.clear()
-                while self._queue:
+                while first := [*self._queue][:1]:
                     time.sleep(0)  # so that requests that have just arrived are in the batch
-                    self._finish(self._call(self._write_next))
+                    self._call(partial(self._write_batch, *first))
+                    self._finish(*first)
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another
             with self._lock:
                 self._writer = None
-                self._batch += self._queue
-                self._queue.clear()
-                self._finish([Unavailable("the writer failed")] * len(self._batch))
+                for batch in [*self._queue]:
+                    batch.fail(Unavailable("the writer failed"))
+                    self._finish(batch)
 
-    def _finish(self, outcomes: Outcomes) -> None:
-        """Wake those who wait for the batch; what was written must not stay in memory."""
-        for entry, error in zip(self._batch, outcomes, strict=True):
-            entry.error, entry.plant = error, None
-            entry.done.set()
-        self._batch = []
-
-    def _write_next(self) -> Outcomes:
-        """Write the next batch, which is what is in the queue once the lock is there."""
+    def _write_batch(self, batch: Batch) -> None:
+        """Write what is in the batch once the lock is there, unless the requests gave up."""
         try:
             with self._engine.locked():
-                batch = self._take()
-                return self._write(batch) if batch else []
+                batch.size = MAX_BATCH_SIZE  # no plant joins it from here on
+                if not batch.done.is_set():
+                    batch.outcomes = self._write(tuple(batch.plants))
         except Exception as error:  # the lock can't be had
-            return [error] * len(self._batch or self._take())
-
-    def _take(self) -> Batch:
-        """Take a batch out of the queue, from which requests that give up go meanwhile."""
-        size = 0
-        with contextlib.suppress(IndexError):
-            while len(self._batch) < MAX_BATCH and size < MAX_BATCH_SIZE:
-                self._batch.append(self._queue.popleft())
-                size += len(ascii(self._batch[-1].plant))  # no less than in UTF-8
-        return [entry.plant for entry in self._batch]
+            batch.fail(error)

@@ -127,7 +127,9 @@ class Worker(GeventWorker):
         super().handle_request(listener_name, req, sock, addr)
         sock.flush()
         try:
-            if len(req.body.read(UNWANTED)) == UNWANTED:  # the application has left too much
+            # Most often all has been read, which a body in chunks does not tell.
+            is_read = getattr(req.body.reader, "length", None) == 0
+            if not is_read and len(req.body.read(UNWANTED)) == UNWANTED:
                 raise StopIteration
         except errors.ParseException:  # which would be a second answer
             raise StopIteration from None

@@ -34,7 +34,8 @@ class Plant(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plant as a JSON object; without a tag it has no such member."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        members = zip(self._fields, self, strict=True)
+        return {name: value for name, value in members if value is not None}
 
 
 class InvalidPlant(Exception):
@@ -88,7 +89,7 @@ def parse_new_plant(body: bytes) -> Plant:
         raise InvalidPlant("the plant is nested too deeply") from None
     if violations:
         raise InvalidPlant("; ".join(f"{at}: {text}" for at, text in sorted(violations.items())))
-    return Plant(*map(members.get, Plant._fields))
+    return Plant._make(map(members.get, Plant._fields))
 
 
 def _find_violations(value: Any) -> dict[str, str]:

@@ -6,6 +6,7 @@ No plant that was answered for may be missing, and no request may wait for ever.
 import contextlib
 import gc
 import itertools
+import operator
 import random
 import threading
 import time
@@ -70,7 +71,7 @@ def start(engine: MemoryEngine) -> Iterator[Callable[..., Storage]]:
 
         def start(
             wait_limit: float = PATIENCE,
-            call: Callable[..., object] = lambda function: function(),
+            call: Callable[..., object] = operator.call,
         ) -> Storage:
             return storages.enter_context(contextlib.closing(Storage(engine, wait_limit, call)))
 
@@ -134,6 +135,53 @@ def test_a_batch_has_so_many_bytes_at_most(storage, engine):
     with writing_and_waiting(storage, engine, Plant(0, "zero"), large):
         pass
     assert [[plant.id for plant in batch] for batch in engine.batches] == [[0], [1, 2], [3, 4], [5]]
+
+
+def test_a_batch_is_open_for_so_long_at_most(storage, engine, monkeypatch):
+    """Its plants share the time limit of the first, so the others must come soon after it."""
+    monkeypatch.setattr("storage.JOIN_LIMIT", 0)
+    with writing_and_waiting(storage, engine, *plants(0), plants(1, 2, 3)):
+        pass
+    assert engine.batches == [[plant] for plant in plants(0, 1, 2, 3)]
+
+
+class SlowText(str):
+    """A string that calls `meanwhile` when it is asked how long it is in a message."""
+
+    meanwhile: Callable[[], object]
+
+    def __repr__(self) -> str:
+        self.meanwhile()
+        return super().__repr__()
+
+
+def test_a_plant_that_joins_a_batch_too_late_is_in_the_next(storage, engine):
+    """The writer may take a batch at the same moment; nothing keeps it from doing so."""
+
+    def write() -> None:
+        engine.go.set()
+        wait_until(lambda: plants(2) in engine.batches)
+
+    late = Plant(3, SlowText("late"))
+    late.name.meanwhile = write
+    with writing_and_waiting(storage, engine, *plants(1), plants(2)) as (_, other):
+        storage.add(late)
+        assert other.result(PATIENCE) == [None]
+    assert engine.batches == [plants(1), plants(2), [late]]
+
+
+def test_a_batch_whose_first_request_dies_is_left_out(start, engine):
+    """That request keeps the time limit for all; it dies, as no thread can wait for so long."""
+    may_write = threading.Event()
+    storage = start(
+        wait_limit=threading.TIMEOUT_MAX * 1.5,
+        call=lambda function: may_write.wait(PATIENCE) and function(),
+    )
+    with pytest.raises(OverflowError):
+        storage.add_all(plants(1, 2))
+    may_write.set()
+    storage.close()
+    assert engine.is_closed.is_set() and not engine.batches
 
 
 def test_plants_at_fault_do_not_keep_others_waiting_for_long(start, engine):
@@ -270,7 +318,7 @@ def test_health_checks_share_one_write_a_second(storage, engine):
 
 
 def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
-    """A plant that was there already is none, whether it comes before a check or with it."""
+    """A plant that was there already is none."""
     one, now = [Plant(1, "one")], time.monotonic()
     monkeypatch.setattr("storage.time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
     storage.add(Plant(1, "one"))
@@ -281,9 +329,6 @@ def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
     storage.check()
     storage.check()
     assert engine.batches == [one, one, []]
-    with writing_and_waiting(storage, engine, Plant(2, "two"), [Plant(1, "one"), None]):
-        pass
-    assert engine.batches[3:] == [[Plant(2, "two")], one, []]
 
 
 def test_the_engine_is_used_through_call_only(start, engine):
