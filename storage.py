@@ -51,6 +51,7 @@ class Storage:
         url: str,
         identity: str = "",
         wait_limit: float = WAIT_LIMIT,
+        call: Call = operator.call,
         call_blocking: Call = operator.call,
     ) -> "Storage":
         """Return the storage that `url` names, if it is that of `identity`.
@@ -65,7 +66,7 @@ class Storage:
             from postgresql import PostgreSQLEngine  # SQLite does without psycopg
 
             engine = PostgreSQLEngine(url, identity, wait_limit / 2)
-            return cls(engine, wait_limit, operator.call)
+            return cls(engine, wait_limit, call)
         raise NeedsOperator(
             "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
             "an absolute path) or a server like postgresql://user:password@host/database"
@@ -244,7 +245,6 @@ class GroupCommit:
                 self._wake_up.wait()
                 self._wake_up.clear()
                 while first := [*self._queue][:1]:
-                    time.sleep(0)  # so that requests that have just arrived are in the batch
                     self._call(partial(self._write_batch, *first))
                     self._finish(*first)
             self._call(self._engine.close)

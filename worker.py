@@ -115,9 +115,10 @@ class Worker(GeventWorker):
             self.connections.discard(connection)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Connection, addr: Any) -> None:
-        """Answer a request, then let others go on: what they send next may be in the same batch."""
-        if sock.is_idle:  # it came with the last one: nothing was received
+        """Answer a request."""
+        if sock.is_idle:  # it came with the last one: nothing was received, and others wait
             sock.set_deadline(self.request_limit, is_idle=False)
+            gevent.sleep(0)
         req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
         for name, value in req.headers:  # gunicorn sees a "close" only alone
             if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
@@ -134,7 +135,6 @@ class Worker(GeventWorker):
         except errors.ParseException:  # which would be a second answer
             raise StopIteration from None
         sock.set_deadline(self.cfg.keepalive)
-        gevent.sleep(0)
 
     def notify(self) -> None:
         """Tell the master, every second, that all is well; look after the connections."""
