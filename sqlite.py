@@ -166,7 +166,7 @@ class SQLiteEngine(Engine):
             timeout=self._busy_timeout,
             isolation_level=None,
             check_same_thread=False,
-            cached_statements=0,  # each would keep the plants that it was last used for
+            cached_statements=1,  # each keeps the plants that it was last used for
             uri=True,
         )
 
