@@ -31,7 +31,7 @@ Environ: TypeAlias = dict[str, Any]
 WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 BODY_LIMIT = 2**16  # bytes; a worker that parses a body serves nobody else meanwhile
-IDLE_LIMIT = 0.01  # seconds; a flood of other requests must not keep plants waiting
+GATHER_LIMIT = 0.01  # seconds; a flood of other requests must not keep plants waiting
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
 ORIGIN = re.compile(  # serialized: in lower case, without the default port
@@ -90,26 +90,25 @@ def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tupl
     Raises NeedsOperator.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    storage = Storage.from_url(url, identity, wait_limit, call, call_blocking)
+    storage = Storage.from_url(url, identity, wait_limit, call_blocking, gather)
     tokens = read_list("PLANTS_TOKENS", TOKEN)
     is_set = "PLANTS_CORS_ORIGINS" in os.environ
     origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if is_set else []
     return storage, create_app(storage, tokens, origins)
 
 
-def call(function: Callable[[], Any]) -> Any:
-    """Call what writes a batch; first let all requests join it that have arrived."""
-    if monkey.is_module_patched("threading"):
-        with gevent.Timeout(IDLE_LIMIT, False):
-            gevent.idle()
-    return function()
-
-
 def call_blocking(function: Callable[[], Any]) -> Any:
     """Call what blocks: in a real thread where gevent has made greenlets of all others."""
     if monkey.is_module_patched("threading"):
-        function = partial(gevent.get_hub().threadpool.apply, function)
-    return call(function)
+        return gevent.get_hub().threadpool.apply(function)
+    return function()
+
+
+def gather() -> None:
+    """Let all requests that have arrived go on until they wait, so that they share a batch."""
+    if monkey.is_module_patched("threading"):
+        with gevent.Timeout(GATHER_LIMIT, False):
+            gevent.idle()
 
 
 def read_list(variable: str, form: re.Pattern[str]) -> list[str]:

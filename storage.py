@@ -30,6 +30,7 @@ MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 
 Outcomes: TypeAlias = Sequence[Exception | None]  # None if stored, else why not
+Gather: TypeAlias = Callable[[], None]
 Write: TypeAlias = Callable[[Sequence[Plant]], Outcomes]
 Call: TypeAlias = Callable[[Callable[[], Any]], Any]  # calls a function, returns what that returns
 
@@ -37,13 +38,18 @@ Call: TypeAlias = Callable[[Callable[[], Any]], Any]  # calls a function, return
 class Storage:
     """The plants in a database, for all threads of a process, until it is closed."""
 
-    def __init__(self, engine: Engine, wait_limit: float, call: Call) -> None:
-        """Wait at most `wait_limit` seconds; use the engine through `call` only."""
+    def __init__(
+        self, engine: Engine, wait_limit: float, call: Call, gather: Gather = lambda: None
+    ) -> None:
+        """Wait at most `wait_limit` seconds; use the engine through `call` only.
+
+        `gather` returns once all requests that have arrived wait for their plants.
+        """
         self.engine, self._wait_limit = engine, wait_limit
         self.inserted = 0  # plants that were new to the database
         self.rows = engine.rows  # all plants as of now, in the order of id
         self._last_write = -CHECK_INTERVAL  # when a write succeeded, by time.monotonic()
-        self._commit = GroupCommit(engine, self._write, call)
+        self._commit = GroupCommit(engine, self._write, call, gather)
 
     @classmethod
     def from_url(
@@ -51,8 +57,8 @@ class Storage:
         url: str,
         identity: str = "",
         wait_limit: float = WAIT_LIMIT,
-        call: Call = operator.call,
         call_blocking: Call = operator.call,
+        gather: Gather = lambda: None,
     ) -> "Storage":
         """Return the storage that `url` names, if it is that of `identity`.
 
@@ -61,12 +67,13 @@ class Storage:
         """
         if url.startswith("sqlite:///") and "?" not in url:
             path = unquote(url.removeprefix("sqlite:///"), errors="surrogateescape")
-            return cls(SQLiteEngine(path, identity, wait_limit / 2), wait_limit, call_blocking)
+            engine: Engine = SQLiteEngine(path, identity, wait_limit / 2)
+            return cls(engine, wait_limit, call_blocking, gather)
         if url.startswith(("postgresql://", "postgres://")):
             from postgresql import PostgreSQLEngine  # SQLite does without psycopg
 
             engine = PostgreSQLEngine(url, identity, wait_limit / 2)
-            return cls(engine, wait_limit, call)
+            return cls(engine, wait_limit, operator.call, gather)
         raise NeedsOperator(
             "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
             "an absolute path) or a server like postgresql://user:password@host/database"
@@ -166,8 +173,8 @@ class GroupCommit:
     plant into a batch and waits; one thread writes the batches and wakes the requests.
     """
 
-    def __init__(self, engine: Engine, write: Write, call: Call) -> None:
-        self._engine, self._write, self._call = engine, write, call
+    def __init__(self, engine: Engine, write: Write, call: Call, gather: Gather) -> None:
+        self._engine, self._write, self._call, self._gather = engine, write, call, gather
         self._queue: deque[Batch] = deque()  # the first may be being written
         self._check: Batch | None = None  # what health checks share
         self._wake_up = threading.Event()  # set when the writer has something to do
@@ -240,12 +247,16 @@ class GroupCommit:
         batch.done.set()
 
     def _run(self) -> None:
+        written = 0  # plants in the batch before
         try:
             while self._queue or not self._is_closed:
                 self._wake_up.wait()
                 self._wake_up.clear()
                 while first := [*self._queue][:1]:
+                    if written + len(first[0].plants) > 2:  # one client alone waits for nobody
+                        self._gather()
                     self._call(partial(self._write_batch, *first))
+                    written = len(first[0].plants)
                     self._finish(*first)
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another

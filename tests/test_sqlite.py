@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import operator
 import os
 import shutil
 import sqlite3
@@ -29,7 +30,7 @@ _storages = contextlib.ExitStack()
 def open_storage(path: Path, wait_limit: float = PATIENCE) -> Storage:
     """A storage that gives up soon where another program has locked the file."""
     engine = SQLiteEngine(str(path), "", busy_timeout=0.1)
-    storage = Storage(engine, wait_limit, lambda function: function())
+    storage = Storage(engine, wait_limit, operator.call)
     return _storages.enter_context(contextlib.closing(storage))
 
 
