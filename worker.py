@@ -4,6 +4,7 @@ Not in gunicorn.conf.py, which SIGHUP executes anew while the logger stays that 
 """
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -97,6 +98,7 @@ class Worker(GeventWorker):
         self.listeners = [listener.dup() for listener in self.sockets]
         # Each request asks for some twenty settings, which are looked up faster as attributes.
         self.cfg.__dict__.update({name: each.get() for name, each in self.cfg.settings.items()})
+        gc.freeze()  # what is loaded stays: the garbage collector need not look through it again
         super().run()
         while self.listeners or self.connections:  # the master ends it after graceful_timeout
             self.notify()

@@ -8,6 +8,8 @@ import gc
 import itertools
 import operator
 import random
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -21,7 +23,7 @@ import pytest
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
 from storage import MAX_BATCH, Storage, outcome
-from tests.support.server import PATIENCE, wait_until
+from tests.support.server import PATIENCE, ROOT, wait_until
 
 
 class MemoryEngine(Engine):
@@ -351,6 +353,29 @@ def test_the_engine_is_used_through_call_only(start, engine):
     with contextlib.closing(start(call=call)) as storage:
         storage.add(Plant(1, "one"))
     assert depths == {"locked": 1, "insert": 1, "close": 1}
+
+
+FLOOD = """
+from gevent import monkey
+
+monkey.patch_all()
+import gevent, socket, app
+
+near, far = socket.socketpair()
+near.send(b"never read")
+
+def flood():
+    while True:
+        gevent.socket.wait_read(far.fileno())
+
+gevent.spawn(flood)
+app.gather()
+"""
+
+
+def test_other_requests_keep_a_batch_waiting_for_a_moment_only():
+    """A batch gathers the plants that have arrived, though requests without plants never end."""
+    subprocess.run([sys.executable, "-c", FLOOD], check=True, cwd=ROOT, timeout=PATIENCE)
 
 
 def test_a_batch_fits_into_a_statement():
