@@ -31,7 +31,7 @@ Environ: TypeAlias = dict[str, Any]
 WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 BODY_LIMIT = 2**16  # bytes; a worker that parses a body serves nobody else meanwhile
-GATHER_LIMIT = 0.01  # seconds; a flood of other requests must not keep plants waiting
+GATHER_LIMIT = 0.001  # seconds that a batch waits for requests, which in a flood never end
 MESSAGE_LIMIT = 1000  # characters of an Error's message
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
 ORIGIN = re.compile(  # serialized: in lower case, without the default port
@@ -105,7 +105,7 @@ def call_blocking(function: Callable[[], Any]) -> Any:
 
 
 def gather() -> None:
-    """Let all requests that have arrived go on until they wait, so that they share a batch."""
+    """Let all requests that have arrived go on first, so that they share a batch."""
     if monkey.is_module_patched("threading"):
         with gevent.Timeout(GATHER_LIMIT, False):
             gevent.idle()

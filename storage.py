@@ -24,7 +24,7 @@ WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
 MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
-JOIN_LIMIT = 1.0  # seconds after which a batch in the queue takes no more plants
+JOIN_LIMIT = WAIT_LIMIT / 2  # seconds that a batch is open: no less than a write takes at most
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
@@ -43,7 +43,7 @@ class Storage:
     ) -> None:
         """Wait at most `wait_limit` seconds; use the engine through `call` only.
 
-        `gather` returns once all requests that have arrived wait for their plants.
+        `gather` gives all requests that have arrived the time to come and wait.
         """
         self.engine, self._wait_limit = engine, wait_limit
         self.inserted = 0  # plants that were new to the database
@@ -89,7 +89,10 @@ class Storage:
             raise error
 
     def add_all(self, plants: Sequence[Plant]) -> Outcomes:
-        """Store many plants in few batches; return for each None or what add() would raise."""
+        """Store many plants in few batches; return for each None or what add() would raise.
+
+        Raises Unavailable once the storage is closed.
+        """
         return self._commit.submit(plants, self._wait_limit)
 
     def check(self) -> None:
@@ -152,6 +155,7 @@ class Batch:
 
     plants: list[Plant] = field(default_factory=list)
     size: int = 0  # bytes of the plants
+    is_open: bool = True  # until the writer has begun, which may be a real thread
     start: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
     outcomes: Outcomes = ()  # for each plant or for the health check, once it is done
@@ -159,7 +163,7 @@ class Batch:
     def has_room(self) -> bool:
         """Whether a plant may join; it shares the time limit of the first."""
         is_small = len(self.plants) < MAX_BATCH and self.size < MAX_BATCH_SIZE
-        return is_small and time.monotonic() < self.start + JOIN_LIMIT
+        return self.is_open and is_small and time.monotonic() < self.start + JOIN_LIMIT
 
     def fail(self, error: Exception) -> None:
         """Set the same outcome for all."""
@@ -186,18 +190,18 @@ class GroupCommit:
         """Put plants into the queue; return what became of each within `limit` seconds."""
         with self._lock:
             self._start_writer()
-            places = [self._join(plant) for plant in plants]
+            joined = [self._join(plant) for plant in plants]
         self._wake_up.set()
-        return [self._wait(batch, place, limit) for batch, place in places]
+        return [self._wait(batch, index, limit) for batch, index in joined]
 
     def check(self, limit: float) -> Exception | None:
         """Return what keeps the engine from writing, within `limit` seconds."""
         with self._lock:
             self._start_writer()
-            if self._check is None or self._check.done.is_set():
-                self._check = Batch(size=MAX_BATCH_SIZE)  # no plant joins it
-                self._queue.append(self._check)
             check = self._check
+            if check is None or check.done.is_set() or time.monotonic() > check.start + limit / 3:
+                self._queue.append(check := Batch(is_open=False))
+                self._check = check
         self._wake_up.set()
         return self._wait(check, 0, limit)
 
@@ -218,31 +222,38 @@ class GroupCommit:
 
     def _join(self, plant: Plant) -> tuple[Batch, int]:
         """Add a plant to the last batch of the queue; return that and the index in it."""
-        batch = next(reversed([*self._queue]), None)
+        size = len(ascii(plant))  # no less than in UTF-8
+        batch = next(reversed([*self._queue]), None)  # a copy, as other threads change the queue
         if batch is None or not batch.has_room():
-            batch = Batch()
-            self._queue.append(batch)
-        batch.size += len(ascii(plant))  # no less than in UTF-8
+            self._queue.append(batch := Batch([plant], size))  # an empty one is a health check
+            return batch, 0
+        batch.size += size
         batch.plants.append(plant)
         return batch, len(batch.plants) - 1
 
-    def _wait(self, batch: Batch, place: int, limit: float) -> Exception | None:
+    def _wait(self, batch: Batch, index: int, limit: float) -> Exception | None:
         """Wait for a batch, the first in it with a limit for all: a timer for each takes longer."""
         try:
-            batch.done.wait(None if place else batch.start + limit - time.monotonic())
+            batch.done.wait(None if index else batch.start + limit - time.monotonic())
         finally:
-            if not place and not batch.done.is_set():
+            if not index and not batch.done.is_set():
                 obstacle = self._engine.obstacle or "the storage does not answer"
                 batch.fail(Unavailable(f"gave up after {limit:.3g} s: {obstacle}"))
                 self._finish(batch)
-        if place >= len(batch.outcomes):  # it joined when the writer had just begun
-            return self.submit([batch.plants[place]], limit)[0]
-        error = batch.outcomes[place]
+        outcomes = batch.outcomes  # read once: a batch that gave up may still be written
+        if index >= len(outcomes):  # it joined when the writer had just begun
+            late = Batch([batch.plants[index]], is_open=False, start=batch.start)
+            with self._lock:
+                self._start_writer()
+                self._queue.append(late)
+            self._wake_up.set()
+            return self._wait(late, 0, limit)
+        error = outcomes[index]
         # Other requests may share an error, and its traceback would grow from one to the next.
         return error and error.with_traceback(None)
 
     def _finish(self, batch: Batch) -> None:
-        with contextlib.suppress(ValueError):  # the request that is first in it gave up before
+        with contextlib.suppress(ValueError):  # it has given up, and was written all the same
             self._queue.remove(batch)
         batch.done.set()
 
@@ -270,7 +281,7 @@ class GroupCommit:
         """Write what is in the batch once the lock is there, unless the requests gave up."""
         try:
             with self._engine.locked():
-                batch.size = MAX_BATCH_SIZE  # no plant joins it from here on
+                batch.is_open = False
                 if not batch.done.is_set():
                     batch.outcomes = self._write(tuple(batch.plants))
         except Exception as error:  # the lock can't be had

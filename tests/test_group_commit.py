@@ -22,7 +22,7 @@ import pytest
 
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import MAX_BATCH, Storage, outcome
+from storage import JOIN_LIMIT, MAX_BATCH, WAIT_LIMIT, Batch, Storage, outcome
 from tests.support.server import PATIENCE, ROOT, wait_until
 
 
@@ -147,29 +147,110 @@ def test_a_batch_is_open_for_so_long_at_most(storage, engine, monkeypatch):
     assert engine.batches == [[plant] for plant in plants(0, 1, 2, 3)]
 
 
-class SlowText(str):
-    """A string that calls `meanwhile` when it is asked how long it is in a message."""
+def test_a_batch_is_open_for_as_long_as_a_write_takes_at_most():
+    """Else more batches come than are written, and each waits for all before it."""
+    assert WAIT_LIMIT / 2 <= JOIN_LIMIT < WAIT_LIMIT
 
-    meanwhile: Callable[[], object]
+
+def test_a_plant_that_joins_a_batch_too_late_is_in_the_next(storage, engine, monkeypatch):
+    """The writer, a thread, may begin to write it just then; nothing keeps it from doing so."""
+    has_room = Batch.has_room
+
+    def look_and_pause(batch: Batch) -> bool:
+        if (found := has_room(batch)) and batch.plants == plants(2):
+            engine.go.set()
+            wait_until(lambda: plants(2) in engine.batches)
+        return found
+
+    with writing_and_waiting(storage, engine, *plants(1), plants(2)) as (_, other):
+        monkeypatch.setattr(Batch, "has_room", look_and_pause)
+        storage.add(*plants(3))
+        assert other.result(PATIENCE) == [None]
+    assert engine.batches == [plants(1), plants(2), plants(3)]
+
+
+class Text(str):
+    """A string that can be observed; it calls `meanwhile` when it is asked how long it is."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
     def __repr__(self) -> str:
         self.meanwhile()
         return super().__repr__()
 
 
-def test_a_plant_that_joins_a_batch_too_late_is_in_the_next(storage, engine):
-    """The writer may take a batch at the same moment; nothing keeps it from doing so."""
+def test_a_batch_is_in_the_queue_with_its_plant_only(storage, engine):
+    """An empty one would be written as a health check, and the plant answered for unwritten."""
 
-    def write() -> None:
+    def write_the_first() -> None:
         engine.go.set()
-        wait_until(lambda: plants(2) in engine.batches)
+        first.result(PATIENCE)
 
-    late = Plant(3, SlowText("late"))
-    late.name.meanwhile = write
-    with writing_and_waiting(storage, engine, *plants(1), plants(2)) as (_, other):
-        storage.add(late)
-        assert other.result(PATIENCE) == [None]
-    assert engine.batches == [plants(1), plants(2), [late]]
+    plant = Plant(3, Text("three"))
+    plant.name.meanwhile = write_the_first
+    with writing_and_waiting(storage, engine, *plants(1), []) as (first, _):
+        storage.add(plant)
+    assert engine.batches == [plants(1), [plant]]
+
+
+@pytest.mark.parametrize("first", [plants(1), []], ids=["a plant", "a health check"])
+def test_a_plant_joins_while_the_lock_is_waited_for_but_no_health_check(storage, engine, first):
+    is_asked, may_lock, has_joined = (threading.Event() for _ in range(3))
+
+    @contextlib.contextmanager
+    def locked() -> Iterator[None]:
+        is_asked.set()
+        assert may_lock.wait(PATIENCE)
+        yield
+
+    def joining() -> Iterator[Plant]:
+        yield from plants(2)
+        has_joined.set()  # add_all has taken it by then
+
+    engine.locked = locked
+    with ThreadPoolExecutor() as threads:
+        begun = threads.submit(storage.add, *first) if first else threads.submit(storage.check)
+        assert is_asked.wait(PATIENCE)
+        second = threads.submit(storage.add_all, joining())  # type: ignore[arg-type]
+        assert has_joined.wait(PATIENCE)
+        may_lock.set()
+        assert begun.result(PATIENCE) is None
+        assert second.result(PATIENCE) == [None]
+    assert engine.batches == ([plants(1, 2)] if first else [[], plants(2)])
+
+
+def test_a_batch_that_gives_up_before_the_lock_is_there_is_not_written(start, engine):
+    may_lock = threading.Event()
+
+    @contextlib.contextmanager
+    def locked() -> Iterator[None]:
+        assert may_lock.wait(PATIENCE)
+        yield
+
+    engine.locked = locked
+    storage = start(wait_limit=0.05)
+    assert not stores(storage, *plants(1))
+    may_lock.set()
+    storage.close()
+    assert engine.is_closed.wait(PATIENCE) and not engine.batches
+
+
+def test_only_a_client_that_is_alone_is_not_waited_for(engine):
+    calls: list[int] = []  # how many batches were written before each
+
+    def gather() -> None:
+        calls.append(len(engine.batches))
+
+    with contextlib.closing(Storage(engine, PATIENCE, operator.call, gather)) as storage:
+        for batch in (plants(1), plants(2), plants(3, 4), plants(5), plants(6)):
+            storage.add_all(batch)
+    assert calls == [2, 3]
+
+
+def test_a_batch_of_new_and_taken_ids_is_answered_plant_by_plant(storage, engine):
+    storage.add(*plants(1))
+    errors = storage.add_all([Plant(1, "another"), *plants(2)])
+    assert [type(error) for error in errors] == [Conflict, type(None)]
 
 
 def test_a_batch_whose_first_request_dies_is_left_out(start, engine):
@@ -271,10 +352,6 @@ def test_every_request_gets_its_answer_whatever_fails(start, engine):
             future.result(PATIENCE)
     storage.close()
     assert answered and engine.table.keys() >= set(answered)
-
-
-class Text(str):
-    """A string that can be observed."""
 
 
 def test_what_was_written_is_not_kept_in_memory(storage, engine):
