@@ -6,6 +6,7 @@ It takes root, to mount one.
 import contextlib
 import fcntl
 import os
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -38,8 +39,13 @@ class Disk:
         subprocess.run(["mount", "-o", "loop", self._image, self.root], check=True)
 
     def unmount(self) -> None:
-        """Unmount it, when the last of the killed processes has gone; frees the loop device."""
+        """Unmount it, when the last of the killed processes has gone."""
         wait_until(lambda: subprocess.run(["umount", self.root]).returncode == 0)
+        # A container that was started meanwhile has this mount in a namespace of its own, and as
+        # long as it has, a mount of the same image is the same file system, still without power.
+        replacement = self._image.with_name("replacement")
+        shutil.copyfile(self._image, replacement)
+        replacement.replace(self._image)
 
     def remove(self) -> None:
         """Unmount it, whoever uses it."""
