@@ -49,7 +49,6 @@ REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 CORS_PATHS = ("/plants", "/openapi.json")
 DEFAULT_TYPE = ("Content-Type", BaseResponse.default_content_type)  # where a route sets none
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
-STATIC = Path(__file__).with_name("static")
 PAGE = ("style.css", "script.js", "icon.svg")
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",  # but ask whether it has changed
@@ -90,7 +89,8 @@ def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tupl
     Raises NeedsOperator.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    storage = Storage.from_url(url, identity, wait_limit, call_blocking, gather)
+    with_gevent = (call_blocking, gather) if monkey.is_module_patched("threading") else ()
+    storage = Storage.from_url(url, identity, wait_limit, *with_gevent)
     tokens = read_list("PLANTS_TOKENS", TOKEN)
     is_set = "PLANTS_CORS_ORIGINS" in os.environ
     origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if is_set else []
@@ -98,17 +98,14 @@ def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tupl
 
 
 def call_blocking(function: Callable[[], Any]) -> Any:
-    """Call what blocks: in a real thread where gevent has made greenlets of all others."""
-    if monkey.is_module_patched("threading"):
-        return gevent.get_hub().threadpool.apply(function)
-    return function()
+    """Call what blocks in a real thread, as gevent has made greenlets of all others."""
+    return gevent.get_hub().threadpool.apply(function)
 
 
 def gather() -> None:
     """Let all requests that have arrived go on first, so that they share a batch."""
-    if monkey.is_module_patched("threading"):
-        with gevent.Timeout(GATHER_LIMIT, False):
-            gevent.idle()
+    with gevent.Timeout(GATHER_LIMIT, False):
+        gevent.idle()
 
 
 def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
@@ -167,7 +164,7 @@ def check_health(storage: Storage) -> bytes:
 
 def send_page(name: str) -> HTTPResponse:
     """GET / and its files: answer one, or 304 to a client that has it (RFC 9110 section 13.1.2)."""
-    body = (STATIC / name).read_bytes()
+    body = Path(__file__).with_name("static").joinpath(name).read_bytes()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     media_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
     headers = {**PAGE_HEADERS, "Content-Type": media_type, "ETag": etag}
@@ -208,8 +205,7 @@ def require_json(environ: Environ) -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
     content_type = environ.get("CONTENT_TYPE", "")
     if not JSON_TYPE.match(content_type):
-        sent = f"not {content_type}" if content_type else "and there was none"
-        message = f"Content-Type must be application/json, {sent}"
+        message = f"Content-Type must be application/json, not {content_type or 'none'}"
         raise HTTPError(415, message, Accept="application/json")
     if (coding := environ.get("HTTP_CONTENT_ENCODING")) and coding.lower() != "identity":
         message = f"Content-Encoding must be identity or left out, not {coding}"

@@ -24,7 +24,6 @@ WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
 MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
-JOIN_LIMIT = WAIT_LIMIT / 2  # seconds that a batch is open: no less than a write takes at most
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
@@ -127,9 +126,7 @@ class Storage:
         self.inserted += inserted.new
         if inserted.new or not plants:
             self._last_write = time.monotonic()
-        if inserted.new == len(plants):
-            return [None] * max(len(plants), 1)
-        return [outcome(plant, inserted) for plant in plants]
+        return [outcome(plant, inserted) for plant in plants] or [None]
 
     def _write_one_by_one(self, plants: Sequence[Plant]) -> Outcomes:
         """Write each by itself, so that a plant that is at fault keeps out no other."""
@@ -162,8 +159,7 @@ class Batch:
 
     def has_room(self) -> bool:
         """Whether a plant may join; it shares the time limit of the first."""
-        is_small = len(self.plants) < MAX_BATCH and self.size < MAX_BATCH_SIZE
-        return self.is_open and is_small and time.monotonic() < self.start + JOIN_LIMIT
+        return self.is_open and len(self.plants) < MAX_BATCH and self.size < MAX_BATCH_SIZE
 
     def fail(self, error: Exception) -> None:
         """Set the same outcome for all."""
@@ -263,12 +259,12 @@ class GroupCommit:
             while self._queue or not self._is_closed:
                 self._wake_up.wait()
                 self._wake_up.clear()
-                while first := [*self._queue][:1]:
-                    if written + len(first[0].plants) > 2:  # one client alone waits for nobody
+                while batch := next(iter([*self._queue]), None):
+                    if written + len(batch.plants) > 2:  # one client alone waits for nobody
                         self._gather()
-                    self._call(partial(self._write_batch, *first))
-                    written = len(first[0].plants)
-                    self._finish(*first)
+                    self._call(partial(self._write_batch, batch))
+                    written = len(batch.plants)
+                    self._finish(batch)
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another
             with self._lock:

@@ -22,7 +22,7 @@ import pytest
 
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import JOIN_LIMIT, MAX_BATCH, WAIT_LIMIT, Batch, Storage, outcome
+from storage import MAX_BATCH, Batch, Storage, outcome
 from tests.support.server import PATIENCE, ROOT, wait_until
 
 
@@ -139,19 +139,6 @@ def test_a_batch_has_so_many_bytes_at_most(storage, engine):
     assert [[plant.id for plant in batch] for batch in engine.batches] == [[0], [1, 2], [3, 4], [5]]
 
 
-def test_a_batch_is_open_for_so_long_at_most(storage, engine, monkeypatch):
-    """Its plants share the time limit of the first, so the others must come soon after it."""
-    monkeypatch.setattr("storage.JOIN_LIMIT", 0)
-    with writing_and_waiting(storage, engine, *plants(0), plants(1, 2, 3)):
-        pass
-    assert engine.batches == [[plant] for plant in plants(0, 1, 2, 3)]
-
-
-def test_a_batch_is_open_for_as_long_as_a_write_takes_at_most():
-    """Else more batches come than are written, and each waits for all before it."""
-    assert WAIT_LIMIT / 2 <= JOIN_LIMIT < WAIT_LIMIT
-
-
 def test_a_plant_that_joins_a_batch_too_late_is_in_the_next(storage, engine, monkeypatch):
     """The writer, a thread, may begin to write it just then; nothing keeps it from doing so."""
     has_room = Batch.has_room
@@ -193,44 +180,47 @@ def test_a_batch_is_in_the_queue_with_its_plant_only(storage, engine):
     assert engine.batches == [plants(1), [plant]]
 
 
-@pytest.mark.parametrize("first", [plants(1), []], ids=["a plant", "a health check"])
-def test_a_plant_joins_while_the_lock_is_waited_for_but_no_health_check(storage, engine, first):
-    is_asked, may_lock, has_joined = (threading.Event() for _ in range(3))
+@contextlib.contextmanager
+def lock_taken_by_others(engine: MemoryEngine) -> Iterator[threading.Event]:
+    """The engine's lock can't be had meanwhile; the event tells whether somebody waits for it."""
+    is_waited_for, is_free = threading.Event(), threading.Event()
 
     @contextlib.contextmanager
     def locked() -> Iterator[None]:
-        is_asked.set()
-        assert may_lock.wait(PATIENCE)
+        is_waited_for.set()
+        assert is_free.wait(PATIENCE)
         yield
+
+    engine.locked = locked
+    try:
+        yield is_waited_for
+    finally:
+        is_free.set()
+
+
+@pytest.mark.parametrize("first", [plants(1), []], ids=["a plant", "a health check"])
+def test_a_plant_joins_while_the_lock_is_waited_for_but_no_health_check(storage, engine, first):
+    has_joined = threading.Event()
 
     def joining() -> Iterator[Plant]:
         yield from plants(2)
         has_joined.set()  # add_all has taken it by then
 
-    engine.locked = locked
     with ThreadPoolExecutor() as threads:
-        begun = threads.submit(storage.add, *first) if first else threads.submit(storage.check)
-        assert is_asked.wait(PATIENCE)
-        second = threads.submit(storage.add_all, joining())  # type: ignore[arg-type]
-        assert has_joined.wait(PATIENCE)
-        may_lock.set()
+        with lock_taken_by_others(engine) as is_waited_for:
+            begun = threads.submit(storage.add, *first) if first else threads.submit(storage.check)
+            assert is_waited_for.wait(PATIENCE)
+            second = threads.submit(storage.add_all, joining())  # type: ignore[arg-type]
+            assert has_joined.wait(PATIENCE)
         assert begun.result(PATIENCE) is None
         assert second.result(PATIENCE) == [None]
     assert engine.batches == ([plants(1, 2)] if first else [[], plants(2)])
 
 
 def test_a_batch_that_gives_up_before_the_lock_is_there_is_not_written(start, engine):
-    may_lock = threading.Event()
-
-    @contextlib.contextmanager
-    def locked() -> Iterator[None]:
-        assert may_lock.wait(PATIENCE)
-        yield
-
-    engine.locked = locked
     storage = start(wait_limit=0.05)
-    assert not stores(storage, *plants(1))
-    may_lock.set()
+    with lock_taken_by_others(engine):
+        assert not stores(storage, *plants(1))
     storage.close()
     assert engine.is_closed.wait(PATIENCE) and not engine.batches
 
