@@ -49,6 +49,7 @@ REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 CORS_PATHS = ("/plants", "/openapi.json")
 DEFAULT_TYPE = ("Content-Type", BaseResponse.default_content_type)  # where a route sets none
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
+STATIC = Path(__file__).with_name("static")
 PAGE = ("style.css", "script.js", "icon.svg")
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",  # but ask whether it has changed
@@ -164,7 +165,7 @@ def check_health(storage: Storage) -> bytes:
 
 def send_page(name: str) -> HTTPResponse:
     """GET / and its files: answer one, or 304 to a client that has it (RFC 9110 section 13.1.2)."""
-    body = Path(__file__).with_name("static").joinpath(name).read_bytes()
+    body = (STATIC / name).read_bytes()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     media_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
     headers = {**PAGE_HEADERS, "Content-Type": media_type, "ETag": etag}
@@ -205,7 +206,7 @@ def require_json(environ: Environ) -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
     content_type = environ.get("CONTENT_TYPE", "")
     if not JSON_TYPE.match(content_type):
-        message = f"Content-Type must be application/json, not {content_type or 'none'}"
+        message = f"Content-Type must be application/json, not {content_type or 'left out'}"
         raise HTTPError(415, message, Accept="application/json")
     if (coding := environ.get("HTTP_CONTENT_ENCODING")) and coding.lower() != "identity":
         message = f"Content-Encoding must be identity or left out, not {coding}"

@@ -24,7 +24,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
-TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
+TRANSIENT = {sqlite3.SQLITE_BUSY: "; lslocks shows by whom", sqlite3.SQLITE_FULL: ""}
 LOST = "was deleted or replaced: restore it, then restart"
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
@@ -219,8 +219,8 @@ def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inser
 
 def explain(path: str, error: sqlite3.Error | OSError) -> Unavailable:
     """Return the error of ours that SQLite's or the system's means: one line, nothing of plants."""
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in TRANSIENT:
-        return Unavailable(f"{path}: {error}")
+    if (code := getattr(error, "sqlite_errorcode", 0) & 0xFF) in TRANSIENT:
+        return Unavailable(f"{path}: {error}{TRANSIENT[code]}")
     reason = getattr(error, "strerror", error)
     for place in filter(os.path.exists, (path, os.path.dirname(path))):
         if not os.access(place, os.W_OK):
@@ -232,7 +232,6 @@ def explain(path: str, error: sqlite3.Error | OSError) -> Unavailable:
 
 def user_name(number: int) -> str:
     """Return the name of a user, or the number where it has none."""
-    try:
+    with contextlib.suppress(KeyError):
         return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
+    return str(number)

@@ -23,6 +23,7 @@ DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
+JOIN_LIMIT = WAIT_LIMIT / 2  # seconds that a batch is open: no less than a write takes at most
 MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
@@ -159,7 +160,8 @@ class Batch:
 
     def has_room(self) -> bool:
         """Whether a plant may join; it shares the time limit of the first."""
-        return self.is_open and len(self.plants) < MAX_BATCH and self.size < MAX_BATCH_SIZE
+        is_small = len(self.plants) < MAX_BATCH and self.size < MAX_BATCH_SIZE
+        return self.is_open and is_small and time.monotonic() < self.start + JOIN_LIMIT
 
     def fail(self, error: Exception) -> None:
         """Set the same outcome for all."""
@@ -213,8 +215,9 @@ class GroupCommit:
         if self._is_closed:
             raise Unavailable("the storage is closed")
         if self._writer is None:
-            self._writer = threading.Thread(target=self._run, daemon=True)
-            self._writer.start()
+            writer = threading.Thread(target=self._run, daemon=True)
+            writer.start()
+            self._writer = writer
 
     def _join(self, plant: Plant) -> tuple[Batch, int]:
         """Add a plant to the last batch of the queue; return that and the index in it."""
@@ -234,7 +237,7 @@ class GroupCommit:
         finally:
             if not index and not batch.done.is_set():
                 obstacle = self._engine.obstacle or "the storage does not answer"
-                batch.fail(Unavailable(f"gave up after {limit:.3g} s: {obstacle}"))
+                batch.fail(Unavailable(f"its batch gave up after {limit:.3g} s: {obstacle}"))
                 self._finish(batch)
         outcomes = batch.outcomes  # read once: a batch that gave up may still be written
         if index >= len(outcomes):  # it joined when the writer had just begun
@@ -256,7 +259,7 @@ class GroupCommit:
     def _run(self) -> None:
         written = 0  # plants in the batch before
         try:
-            while self._queue or not self._is_closed:
+            while not self._is_closed or self._queue:
                 self._wake_up.wait()
                 self._wake_up.clear()
                 while batch := next(iter([*self._queue]), None):

@@ -231,7 +231,7 @@ def test_another_content_type_or_none_is_a_415(client, stored, content_type):
     answer = client.request(
         "/plants", method="POST", body=body, headers=headers, expect_errors=True
     )
-    refused(answer, 415, "Content-Type must be application/json", content_type or "none")
+    refused(answer, 415, "Content-Type must be application/json", content_type or "left out")
     assert answer.headers["Accept"] == "application/json"  # RFC 9110 section 15.5.16
     assert stored() == []
 

@@ -22,7 +22,7 @@ import pytest
 
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import MAX_BATCH, Batch, Storage, outcome
+from storage import JOIN_LIMIT, MAX_BATCH, WAIT_LIMIT, Batch, Storage, outcome
 from tests.support.server import PATIENCE, ROOT, wait_until
 
 
@@ -137,6 +137,19 @@ def test_a_batch_has_so_many_bytes_at_most(storage, engine):
     with writing_and_waiting(storage, engine, Plant(0, "zero"), large):
         pass
     assert [[plant.id for plant in batch] for batch in engine.batches] == [[0], [1, 2], [3, 4], [5]]
+
+
+def test_a_batch_is_open_for_so_long_at_most(storage, engine, monkeypatch):
+    """Its plants share the time limit of the first, so the others must come soon after it."""
+    monkeypatch.setattr("storage.JOIN_LIMIT", 0)
+    with writing_and_waiting(storage, engine, *plants(0), plants(1, 2, 3)):
+        pass
+    assert engine.batches == [[plant] for plant in plants(0, 1, 2, 3)]
+
+
+def test_a_batch_is_open_for_as_long_as_a_write_takes_at_most():
+    """Else more batches come than are written, and each waits for all before it."""
+    assert WAIT_LIMIT / 2 <= JOIN_LIMIT < WAIT_LIMIT
 
 
 def test_a_plant_that_joins_a_batch_too_late_is_in_the_next(storage, engine, monkeypatch):
@@ -386,6 +399,16 @@ def test_health_checks_share_one_write_a_second(storage, engine):
             storage.check()
 
 
+def test_health_checks_that_come_together_share_a_write(storage, engine):
+    engine.go.clear()
+    with ThreadPoolExecutor(30) as threads:
+        checks = [threads.submit(storage.check) for _ in range(30)]
+        wait_until(lambda: all(check.running() for check in checks))
+        engine.go.set()
+    assert [check.result() for check in checks] == [None] * 30
+    assert engine.calls < 10  # some may have come when it was over
+
+
 def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
     """A plant that was there already is none."""
     one, now = [Plant(1, "one")], time.monotonic()
@@ -490,6 +513,15 @@ def test_a_writer_that_dies_fails_every_wait_and_is_replaced(start, engine, monk
     wait_until(lambda: deaths)
     storage.add(Plant(4, "four"))
     assert engine.batches == [[Plant(4, "four")]]  # what has failed is not tried again
+
+
+def test_a_writer_that_could_not_be_started_is_tried_again(storage, engine, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            storage.add(*plants(1))
+    storage.add(*plants(2))
+    assert engine.batches == [plants(2)]
 
 
 def test_an_error_that_requests_share_keeps_none_of_them_in_memory(storage, engine):

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from webtest import TestApp
 
-from app import BODY_LIMIT, PAGE, create_app
+from app import BODY_LIMIT, PAGE, STATIC, create_app
 from engine import Unavailable
 from schemas import VALIDATORS, Plant, openapi
 from tests.support.server import ROOT, TOKEN
@@ -206,7 +206,7 @@ def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
         answer = client.get(f"/{name}")
         name = name or "index.html"
         assert types[name.partition(".")[2]] in answer.headers["Content-Type"]
-        assert answer.body == (ROOT / "static" / name).read_bytes()
+        assert answer.body == (STATIC / name).read_bytes()
         policy = answer.headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'")
         assert "unsafe" not in policy and "http" not in policy and "*" not in policy
@@ -232,10 +232,7 @@ def test_the_page_is_sent_again_only_when_it_has_changed(client):
 
 
 def test_the_page_is_small():
-    lines = {
-        name: len((ROOT / "static" / name).read_text().splitlines())
-        for name in ("index.html", *PAGE)
-    }
+    lines = {name: len((STATIC / name).read_text().splitlines()) for name in ("index.html", *PAGE)}
     assert lines["script.js"] <= 230 and sum(lines.values()) <= 410
 
 
