@@ -9,9 +9,8 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -23,15 +22,15 @@ DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
-JOIN_LIMIT = WAIT_LIMIT / 2  # seconds that a batch is open: no less than a write takes at most
 MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
 log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 
+Batch: TypeAlias = Sequence[Plant | None]  # None stands for a health check
 Outcomes: TypeAlias = Sequence[Exception | None]  # None if stored, else why not
 Gather: TypeAlias = Callable[[], None]
-Write: TypeAlias = Callable[[Sequence[Plant]], Outcomes]
+Write: TypeAlias = Callable[[Batch], Outcomes]
 Call: TypeAlias = Callable[[Callable[[], Any]], Any]  # calls a function, returns what that returns
 
 
@@ -97,13 +96,14 @@ class Storage:
 
     def check(self) -> None:
         """Raise Unavailable unless the database takes writes; answer within CHECK_LIMIT seconds."""
-        is_proven = time.monotonic() < self._last_write + CHECK_INTERVAL
-        if not is_proven and (error := self._commit.check(CHECK_LIMIT)):
-            raise error
+        if time.monotonic() > self._last_write + CHECK_INTERVAL:
+            (error,) = self._commit.submit([None], CHECK_LIMIT)
+            if error:
+                raise error
 
     def check_start(self) -> str:
         """Create the database if there is none and return its identity. Raises NeedsOperator."""
-        error = self._commit.check(self._wait_limit)
+        (error,) = self._commit.submit([None], self._wait_limit)
         if isinstance(error, NeedsOperator):
             raise error
         if error:
@@ -114,26 +114,29 @@ class Storage:
         """Store what is in the queue and close the connection, for good."""
         self._commit.close(self._wait_limit / 2)
 
-    def _write(self, plants: Sequence[Plant]) -> Outcomes:
-        """Write plants; without plants, prove that it can. Return the outcome for each, or that."""
+    def _write(self, batch: Batch) -> Outcomes:
+        """Write the plants of a batch, or what proves to a health check that this is possible."""
+        # Sorted, as two batches with the same plants in different order can deadlock.
+        plants = sorted((plant for plant in batch if plant), key=operator.attrgetter("id"))
         try:
-            # Sorted, as two batches with the same plants in different order can deadlock.
-            inserted = self.engine.insert(sorted(plants, key=operator.attrgetter("id")))
+            inserted = self.engine.insert(plants)
+            if plants and not inserted.new and None in batch:  # maybe nothing was written
+                self.engine.insert([])
         except Exception as error:
             self._last_write = -CHECK_INTERVAL
-            if isinstance(error, Unavailable) or len(plants) < 2:
-                return [error] * max(len(plants), 1)
-            return self._write_one_by_one(plants)
+            if isinstance(error, Unavailable) or len(batch) == 1:
+                return [error] * len(batch)
+            return self._write_one_by_one(batch)
         self.inserted += inserted.new
-        if inserted.new or not plants:
+        if inserted.new or None in batch:
             self._last_write = time.monotonic()
-        return [outcome(plant, inserted) for plant in plants] or [None]
+        return [plant and outcome(plant, inserted) for plant in batch]
 
-    def _write_one_by_one(self, plants: Sequence[Plant]) -> Outcomes:
+    def _write_one_by_one(self, batch: Batch) -> Outcomes:
         """Write each by itself, so that a plant that is at fault keeps out no other."""
         deadline = time.monotonic() + self._wait_limit / 2
         late = Unavailable("other plants of its batch took too long")
-        return [self._write([each])[0] if time.monotonic() < deadline else late for each in plants]
+        return [self._write([each])[0] if time.monotonic() < deadline else late for each in batch]
 
 
 def outcome(plant: Plant, inserted: Inserted) -> Exception | None:
@@ -148,60 +151,51 @@ def outcome(plant: Plant, inserted: Inserted) -> Exception | None:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
-    """Plants that are written together, or a health check. All wait for the same event."""
+class Entry:
+    """A plant in the queue, or None for a health check."""
 
-    plants: list[Plant] = field(default_factory=list)
-    size: int = 0  # bytes of the plants
-    is_open: bool = True  # until the writer has begun, which may be a real thread
-    start: float = field(default_factory=time.monotonic)
+    plant: Plant | None
     done: threading.Event = field(default_factory=threading.Event)
-    outcomes: Outcomes = ()  # for each plant or for the health check, once it is done
-
-    def has_room(self) -> bool:
-        """Whether a plant may join; it shares the time limit of the first."""
-        is_small = len(self.plants) < MAX_BATCH and self.size < MAX_BATCH_SIZE
-        return self.is_open and is_small and time.monotonic() < self.start + JOIN_LIMIT
-
-    def fail(self, error: Exception) -> None:
-        """Set the same outcome for all."""
-        self.outcomes = [error] * max(len(self.plants), 1)
+    error: Exception | None = None  # what kept the plant out, once it is done
 
 
 class GroupCommit:
     """Writes the plants of requests that arrive at the same time as one batch.
 
     A commit that waits for the disk costs as much for many plants as for one. A request puts its
-    plant into a batch and waits; one thread writes the batches and wakes the requests.
+    plant into a queue and waits; one thread writes all that is queued and wakes those requests.
     """
 
     def __init__(self, engine: Engine, write: Write, call: Call, gather: Gather) -> None:
         self._engine, self._write, self._call, self._gather = engine, write, call, gather
-        self._queue: deque[Batch] = deque()  # the first may be being written
-        self._check: Batch | None = None  # what health checks share
+        self._queue: deque[Entry] = deque()
+        self._batch: list[Entry] = []  # what is being written
         self._wake_up = threading.Event()  # set when the writer has something to do
-        self._lock = threading.Lock()  # the writer does not end while a batch is queued
+        self._lock = threading.Lock()  # the writer does not end while a plant is queued
         self._writer: threading.Thread | None = None  # started when first needed: after any fork
         self._is_closed = False
 
-    def submit(self, plants: Iterable[Plant], limit: float) -> Outcomes:
+    def submit(self, plants: Batch, limit: float) -> Outcomes:
         """Put plants into the queue; return what became of each within `limit` seconds."""
+        deadline = time.monotonic() + limit
         with self._lock:
-            self._start_writer()
-            joined = [self._join(plant) for plant in plants]
+            if self._is_closed:
+                raise Unavailable("the storage is closed")
+            if self._writer is None:
+                writer = threading.Thread(target=self._run, daemon=True)
+                writer.start()
+                self._writer = writer
+            entries = [Entry(plant) for plant in plants]
+            self._queue += entries
         self._wake_up.set()
-        return [self._wait(batch, index, limit) for batch, index in joined]
-
-    def check(self, limit: float) -> Exception | None:
-        """Return what keeps the engine from writing, within `limit` seconds."""
-        with self._lock:
-            self._start_writer()
-            check = self._check
-            if check is None or check.done.is_set() or time.monotonic() > check.start + limit / 3:
-                self._queue.append(check := Batch(is_open=False))
-                self._check = check
-        self._wake_up.set()
-        return self._wait(check, 0, limit)
+        for entry in entries:
+            if not entry.done.wait(deadline - time.monotonic()):
+                obstacle = self._engine.obstacle or "the storage does not answer"
+                entry.error = Unavailable(f"gave up after {limit:.3g} s: {obstacle}")
+                with contextlib.suppress(ValueError):  # it is being written
+                    self._queue.remove(entry)
+        # Other requests may share an error, and its traceback would grow from one to the next.
+        return [entry.error and entry.error.with_traceback(None) for entry in entries]
 
     def close(self, timeout: float) -> None:
         """Let the writer store what is queued, close the engine and end; wait some seconds."""
@@ -211,77 +205,47 @@ class GroupCommit:
             self._wake_up.set()
             writer.join(timeout)
 
-    def _start_writer(self) -> None:
-        if self._is_closed:
-            raise Unavailable("the storage is closed")
-        if self._writer is None:
-            writer = threading.Thread(target=self._run, daemon=True)
-            writer.start()
-            self._writer = writer
-
-    def _join(self, plant: Plant) -> tuple[Batch, int]:
-        """Add a plant to the last batch of the queue; return that and the index in it."""
-        size = len(ascii(plant))  # no less than in UTF-8
-        batch = next(reversed([*self._queue]), None)  # a copy, as other threads change the queue
-        if batch is None or not batch.has_room():
-            self._queue.append(batch := Batch([plant], size))  # an empty one is a health check
-            return batch, 0
-        batch.size += size
-        batch.plants.append(plant)
-        return batch, len(batch.plants) - 1
-
-    def _wait(self, batch: Batch, index: int, limit: float) -> Exception | None:
-        """Wait for a batch, the first in it with a limit for all: a timer for each takes longer."""
-        try:
-            batch.done.wait(None if index else batch.start + limit - time.monotonic())
-        finally:
-            if not index and not batch.done.is_set():
-                obstacle = self._engine.obstacle or "the storage does not answer"
-                batch.fail(Unavailable(f"its batch gave up after {limit:.3g} s: {obstacle}"))
-                self._finish(batch)
-        outcomes = batch.outcomes  # read once: a batch that gave up may still be written
-        if index >= len(outcomes):  # it joined when the writer had just begun
-            late = Batch([batch.plants[index]], is_open=False, start=batch.start)
-            with self._lock:
-                self._start_writer()
-                self._queue.append(late)
-            self._wake_up.set()
-            return self._wait(late, 0, limit)
-        error = outcomes[index]
-        # Other requests may share an error, and its traceback would grow from one to the next.
-        return error and error.with_traceback(None)
-
-    def _finish(self, batch: Batch) -> None:
-        with contextlib.suppress(ValueError):  # it has given up, and was written all the same
-            self._queue.remove(batch)
-        batch.done.set()
-
     def _run(self) -> None:
-        written = 0  # plants in the batch before
+        written = 0  # entries of the batch before
         try:
             while not self._is_closed or self._queue:
                 self._wake_up.wait()
                 self._wake_up.clear()
-                while batch := next(iter([*self._queue]), None):
-                    if written + len(batch.plants) > 2:  # one client alone waits for nobody
+                while self._queue:
+                    if written + len(self._queue) > 2:  # one client alone waits for nobody
                         self._gather()
-                    self._call(partial(self._write_batch, batch))
-                    written = len(batch.plants)
-                    self._finish(batch)
+                    outcomes = self._call(self._write_next)
+                    written = len(outcomes)
+                    self._finish(outcomes)
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another
             with self._lock:
                 self._writer = None
-                for batch in [*self._queue]:
-                    batch.fail(Unavailable("the writer failed"))
-                    self._finish(batch)
+                self._batch += self._queue
+                self._queue.clear()
+                self._finish([Unavailable("the writer failed")] * len(self._batch))
 
-    def _write_batch(self, batch: Batch) -> None:
-        """Write what is in the batch once the lock is there, unless the requests gave up."""
+    def _finish(self, outcomes: Outcomes) -> None:
+        """Wake those who wait for the batch; what was written must not stay in memory."""
+        for entry, error in zip(self._batch, outcomes, strict=True):
+            entry.error, entry.plant = error, None
+            entry.done.set()
+        self._batch = []
+
+    def _write_next(self) -> Outcomes:
+        """Write the next batch, which is what is in the queue once the lock is there."""
         try:
             with self._engine.locked():
-                batch.is_open = False
-                if not batch.done.is_set():
-                    batch.outcomes = self._write(tuple(batch.plants))
+                batch = self._take()
+                return self._write(batch) if batch else []
         except Exception as error:  # the lock can't be had
-            batch.fail(error)
+            return [error] * len(self._batch or self._take())
+
+    def _take(self) -> Batch:
+        """Take a batch out of the queue, from which requests that give up go meanwhile."""
+        size = 0
+        with contextlib.suppress(IndexError):
+            while len(self._batch) < MAX_BATCH and size < MAX_BATCH_SIZE:
+                self._batch.append(self._queue.popleft())
+                size += len(ascii(self._batch[-1].plant))  # no less than in UTF-8
+        return [entry.plant for entry in self._batch]

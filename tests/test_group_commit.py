@@ -22,7 +22,7 @@ import pytest
 
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import JOIN_LIMIT, MAX_BATCH, WAIT_LIMIT, Batch, Storage, outcome
+from storage import MAX_BATCH, Storage, outcome
 from tests.support.server import PATIENCE, ROOT, wait_until
 
 
@@ -93,24 +93,33 @@ def plants(*ids: int) -> list[Plant]:
 Outcomes = list[Exception | None]
 
 
+def queue_up(
+    threads: ThreadPoolExecutor, storage: Storage, plants: Sequence[Plant | None]
+) -> Future[Outcomes]:
+    """Let a thread store plants; return when they are in the queue."""
+    is_adding = threading.Event()
+
+    def observed() -> Iterator[Plant | None]:
+        yield from plants
+        is_adding.set()
+
+    outcomes = threads.submit(storage.add_all, observed())  # type: ignore[arg-type]
+    assert is_adding.wait(PATIENCE)
+    storage.add_all([])  # after them
+    return outcomes
+
+
 @contextlib.contextmanager
 def writing_and_waiting(
-    storage: Storage, engine: MemoryEngine, first: Plant, others: Sequence[Plant]
+    storage: Storage, engine: MemoryEngine, first: Plant, others: Sequence[Plant | None]
 ) -> Iterator[tuple[Future[Outcomes], Future[Outcomes]]]:
     """The engine is writing one plant while the others are in the queue; then it goes on."""
-    are_queued = threading.Event()
-
-    def queued() -> Iterator[Plant]:
-        yield from others
-        are_queued.set()  # add_all has taken them all by then
-
     engine.go.clear()
     engine.is_writing.clear()
     with ThreadPoolExecutor() as threads:
         writing = threads.submit(storage.add_all, [first])
         assert engine.is_writing.wait(PATIENCE)
-        waiting = threads.submit(storage.add_all, queued())  # type: ignore[arg-type]
-        assert are_queued.wait(PATIENCE)
+        waiting = queue_up(threads, storage, others)
         try:
             yield writing, waiting
         finally:
@@ -139,60 +148,6 @@ def test_a_batch_has_so_many_bytes_at_most(storage, engine):
     assert [[plant.id for plant in batch] for batch in engine.batches] == [[0], [1, 2], [3, 4], [5]]
 
 
-def test_a_batch_is_open_for_so_long_at_most(storage, engine, monkeypatch):
-    """Its plants share the time limit of the first, so the others must come soon after it."""
-    monkeypatch.setattr("storage.JOIN_LIMIT", 0)
-    with writing_and_waiting(storage, engine, *plants(0), plants(1, 2, 3)):
-        pass
-    assert engine.batches == [[plant] for plant in plants(0, 1, 2, 3)]
-
-
-def test_a_batch_is_open_for_as_long_as_a_write_takes_at_most():
-    """Else more batches come than are written, and each waits for all before it."""
-    assert WAIT_LIMIT / 2 <= JOIN_LIMIT < WAIT_LIMIT
-
-
-def test_a_plant_that_joins_a_batch_too_late_is_in_the_next(storage, engine, monkeypatch):
-    """The writer, a thread, may begin to write it just then; nothing keeps it from doing so."""
-    has_room = Batch.has_room
-
-    def look_and_pause(batch: Batch) -> bool:
-        if (found := has_room(batch)) and batch.plants == plants(2):
-            engine.go.set()
-            wait_until(lambda: plants(2) in engine.batches)
-        return found
-
-    with writing_and_waiting(storage, engine, *plants(1), plants(2)) as (_, other):
-        monkeypatch.setattr(Batch, "has_room", look_and_pause)
-        storage.add(*plants(3))
-        assert other.result(PATIENCE) == [None]
-    assert engine.batches == [plants(1), plants(2), plants(3)]
-
-
-class Text(str):
-    """A string that can be observed; it calls `meanwhile` when it is asked how long it is."""
-
-    meanwhile: Callable[[], object] = staticmethod(lambda: None)
-
-    def __repr__(self) -> str:
-        self.meanwhile()
-        return super().__repr__()
-
-
-def test_a_batch_is_in_the_queue_with_its_plant_only(storage, engine):
-    """An empty one would be written as a health check, and the plant answered for unwritten."""
-
-    def write_the_first() -> None:
-        engine.go.set()
-        first.result(PATIENCE)
-
-    plant = Plant(3, Text("three"))
-    plant.name.meanwhile = write_the_first
-    with writing_and_waiting(storage, engine, *plants(1), []) as (first, _):
-        storage.add(plant)
-    assert engine.batches == [plants(1), [plant]]
-
-
 @contextlib.contextmanager
 def lock_taken_by_others(engine: MemoryEngine) -> Iterator[threading.Event]:
     """The engine's lock can't be had meanwhile; the event tells whether somebody waits for it."""
@@ -211,23 +166,12 @@ def lock_taken_by_others(engine: MemoryEngine) -> Iterator[threading.Event]:
         is_free.set()
 
 
-@pytest.mark.parametrize("first", [plants(1), []], ids=["a plant", "a health check"])
-def test_a_plant_joins_while_the_lock_is_waited_for_but_no_health_check(storage, engine, first):
-    has_joined = threading.Event()
-
-    def joining() -> Iterator[Plant]:
-        yield from plants(2)
-        has_joined.set()  # add_all has taken it by then
-
-    with ThreadPoolExecutor() as threads:
-        with lock_taken_by_others(engine) as is_waited_for:
-            begun = threads.submit(storage.add, *first) if first else threads.submit(storage.check)
-            assert is_waited_for.wait(PATIENCE)
-            second = threads.submit(storage.add_all, joining())  # type: ignore[arg-type]
-            assert has_joined.wait(PATIENCE)
-        assert begun.result(PATIENCE) is None
-        assert second.result(PATIENCE) == [None]
-    assert engine.batches == ([plants(1, 2)] if first else [[], plants(2)])
+def test_a_plant_joins_while_the_lock_is_waited_for(storage, engine):
+    with ThreadPoolExecutor() as threads, lock_taken_by_others(engine) as is_waited_for:
+        threads.submit(storage.add, *plants(1))
+        assert is_waited_for.wait(PATIENCE)
+        queue_up(threads, storage, plants(2))
+    assert engine.batches == [plants(1, 2)]
 
 
 def test_a_batch_that_gives_up_before_the_lock_is_there_is_not_written(start, engine):
@@ -254,20 +198,6 @@ def test_a_batch_of_new_and_taken_ids_is_answered_plant_by_plant(storage, engine
     storage.add(*plants(1))
     errors = storage.add_all([Plant(1, "another"), *plants(2)])
     assert [type(error) for error in errors] == [Conflict, type(None)]
-
-
-def test_a_batch_whose_first_request_dies_is_left_out(start, engine):
-    """That request keeps the time limit for all; it dies, as no thread can wait for so long."""
-    may_write = threading.Event()
-    storage = start(
-        wait_limit=threading.TIMEOUT_MAX * 1.5,
-        call=lambda function: may_write.wait(PATIENCE) and function(),
-    )
-    with pytest.raises(OverflowError):
-        storage.add_all(plants(1, 2))
-    may_write.set()
-    storage.close()
-    assert engine.is_closed.is_set() and not engine.batches
 
 
 def test_plants_at_fault_do_not_keep_others_waiting_for_long(start, engine):
@@ -357,6 +287,10 @@ def test_every_request_gets_its_answer_whatever_fails(start, engine):
     assert answered and engine.table.keys() >= set(answered)
 
 
+class Text(str):
+    """A string that can be observed."""
+
+
 def test_what_was_written_is_not_kept_in_memory(storage, engine):
     """Not even until the next batch: one of large plants may be a megabyte."""
     engine.insert = lambda plants: Inserted(len(plants))  # keeps nothing
@@ -410,7 +344,7 @@ def test_health_checks_that_come_together_share_a_write(storage, engine):
 
 
 def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
-    """A plant that was there already is none."""
+    """A plant that was there already is none, whether it comes before a check or with it."""
     one, now = [Plant(1, "one")], time.monotonic()
     monkeypatch.setattr("storage.time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
     storage.add(Plant(1, "one"))
@@ -421,6 +355,9 @@ def test_only_a_write_is_proof_for_a_second(storage, engine, monkeypatch):
     storage.check()
     storage.check()
     assert engine.batches == [one, one, []]
+    with writing_and_waiting(storage, engine, Plant(2, "two"), [Plant(1, "one"), None]):
+        pass
+    assert engine.batches[3:] == [[Plant(2, "two")], one, []]
 
 
 def test_the_engine_is_used_through_call_only(start, engine):

@@ -417,7 +417,7 @@ def test_the_wait_for_a_lock_ends_in_time(database, stored):
     """Nothing is stored then. When the lock comes after all, it is released."""
     started(database).close()
     storage = open_storage(database, wait_limit=SOON)
-    message = f"its batch gave up after {SOON} s: other processes hold the lock {database}-lock;"
+    message = f"gave up after {SOON} s: other processes hold the lock {database}-lock;"
     with lock_held(database):
         with pytest.raises(Unavailable, match=message):
             storage.add(Plant(7, "Monstera"))
