@@ -184,7 +184,7 @@ class GroupCommit:
             if self._writer is None:
                 writer = threading.Thread(target=self._run, daemon=True)
                 writer.start()
-                self._writer = writer
+                self._writer = writer  # only if it could be started
             entries = [Entry(plant) for plant in plants]
             self._queue += entries
         self._wake_up.set()
@@ -206,16 +206,15 @@ class GroupCommit:
             writer.join(timeout)
 
     def _run(self) -> None:
-        written = 0  # entries of the batch before
+        outcomes: Outcomes = ()  # of the batch before
         try:
             while not self._is_closed or self._queue:
                 self._wake_up.wait()
                 self._wake_up.clear()
                 while self._queue:
-                    if written + len(self._queue) > 2:  # one client alone waits for nobody
+                    if len(outcomes) + len(self._queue) > 2:  # one client alone waits for nobody
                         self._gather()
                     outcomes = self._call(self._write_next)
-                    written = len(outcomes)
                     self._finish(outcomes)
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another
@@ -226,9 +225,9 @@ class GroupCommit:
                 self._finish([Unavailable("the writer failed")] * len(self._batch))
 
     def _finish(self, outcomes: Outcomes) -> None:
-        """Wake those who wait for the batch; what was written must not stay in memory."""
+        """Wake those who wait for the batch, which must not stay in memory."""
         for entry, error in zip(self._batch, outcomes, strict=True):
-            entry.error, entry.plant = error, None
+            entry.error = error
             entry.done.set()
         self._batch = []
 

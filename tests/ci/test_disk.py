@@ -39,7 +39,7 @@ class Disk:
         subprocess.run(["mount", "-o", "loop", self._image, self.root], check=True)
 
     def unmount(self) -> None:
-        """Unmount it, when the last of the killed processes has gone."""
+        """Unmount it, when the last of the killed processes has gone; then mount() takes a copy."""
         wait_until(lambda: subprocess.run(["umount", self.root]).returncode == 0)
         # A container that was started meanwhile has this mount in a namespace of its own, and as
         # long as it has, a mount of the same image is the same file system, still without power.
