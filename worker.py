@@ -4,6 +4,7 @@ Not in gunicorn.conf.py, which SIGHUP executes anew while the logger stays that 
 """
 
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 import gevent
+from gunicorn import util
 from gunicorn.http import errors
 from gunicorn.http.wsgi import Response
 from gunicorn.instrument.statsd import Statsd
@@ -98,6 +100,9 @@ class Worker(GeventWorker):
         self.listeners = [listener.dup() for listener in self.sockets]
         # Each request asks for some twenty settings, which are looked up faster as attributes.
         self.cfg.__dict__.update({name: each.get() for name, each in self.cfg.settings.items()})
+        # All answers of a second have the same Date, which takes some time to make.
+        date = functools.lru_cache(1)(util.http_date)
+        util.http_date = lambda: date(int(time.time()))
         gc.freeze()  # what is loaded stays: the garbage collector need not look through it again
         super().run()
         while self.listeners or self.connections:  # the master ends it after graceful_timeout

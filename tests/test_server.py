@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import gevent.socket
@@ -325,6 +326,21 @@ def test_a_head_or_a_body_with_too_many_parts_is_refused(server):
     assert answers(server.send(head + chunked(*chunks, b""))) == [(200, {"name": "Ivy"})]
     message = refused(server.send(head + chunked(*chunks, b" ", b"")), 400)
     assert "more than 512 pieces" in message
+
+
+def test_the_date_of_an_answer_is_when_it_was_made(server):
+    with server.connect() as client:
+
+        def date() -> float:
+            before = int(time.time())
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+            (line,) = re.findall(rb"\r\nDate: (.*)\r\n", receive_answer(client))
+            seconds = parsedate_to_datetime(line.decode()).timestamp()
+            assert before <= seconds <= time.time()
+            return seconds
+
+        first = date()
+        wait_until(lambda: date() > first)
 
 
 def test_a_failure_of_the_server_itself_is_an_error_too(serve, tmp_path):
