@@ -18,9 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import gevent
+import gevent.monkey
 from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, abort, request
-from gevent import monkey
 
 from engine import Conflict, NeedsOperator, Unavailable
 from schemas import InvalidPlant, openapi, parse_new_plant
@@ -90,7 +89,7 @@ def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tupl
     Raises NeedsOperator.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    with_gevent = (call_blocking, gather) if monkey.is_module_patched("threading") else ()
+    with_gevent = (call_blocking, gather) if gevent.monkey.is_module_patched("threading") else ()
     storage = Storage.from_url(url, identity, wait_limit, *with_gevent)
     tokens = read_list("PLANTS_TOKENS", TOKEN)
     is_set = "PLANTS_CORS_ORIGINS" in os.environ
