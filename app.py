@@ -18,8 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import gevent.monkey
+import gevent
 from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, abort, request
+from gevent import monkey
+from gevent.threadpool import ThreadPool
 
 from engine import Conflict, NeedsOperator, Unavailable
 from schemas import InvalidPlant, openapi, parse_new_plant
@@ -89,17 +91,13 @@ def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tupl
     Raises NeedsOperator.
     """
     url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    with_gevent = (call_blocking, gather) if gevent.monkey.is_module_patched("threading") else ()
+    # What blocks is called in a real thread, as gevent has made greenlets of all others.
+    with_gevent = (ThreadPool(1).apply, gather) if monkey.is_module_patched("threading") else ()
     storage = Storage.from_url(url, identity, wait_limit, *with_gevent)
     tokens = read_list("PLANTS_TOKENS", TOKEN)
     is_set = "PLANTS_CORS_ORIGINS" in os.environ
     origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if is_set else []
     return storage, create_app(storage, tokens, origins)
-
-
-def call_blocking(function: Callable[[], Any]) -> Any:
-    """Call what blocks in a real thread, as gevent has made greenlets of all others."""
-    return gevent.get_hub().threadpool.apply(function)
 
 
 def gather() -> None:

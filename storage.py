@@ -163,7 +163,7 @@ class GroupCommit:
     """Writes the plants of requests that arrive at the same time as one batch.
 
     A commit that waits for the disk costs as much for many plants as for one. A request puts its
-    plant into a queue and waits; one thread writes all that is queued and wakes those requests.
+    plant into a queue and waits; one thread writes what is queued and wakes those requests.
     """
 
     def __init__(self, engine: Engine, write: Write, call: Call, gather: Gather) -> None:
@@ -206,16 +206,15 @@ class GroupCommit:
             writer.join(timeout)
 
     def _run(self) -> None:
-        outcomes: Outcomes = ()  # of the batch before
+        size = 0  # of the batch before
         try:
             while not self._is_closed or self._queue:
                 self._wake_up.wait()
                 self._wake_up.clear()
                 while self._queue:
-                    if len(outcomes) + len(self._queue) > 2:  # one client alone waits for nobody
+                    if size + len(self._queue) > 2:  # one client alone waits for nobody
                         self._gather()
-                    outcomes = self._call(self._write_next)
-                    self._finish(outcomes)
+                    size = self._finish(self._call(self._write_next))
             self._call(self._engine.close)
         finally:  # if it died, the next plant starts another
             with self._lock:
@@ -224,12 +223,13 @@ class GroupCommit:
                 self._queue.clear()
                 self._finish([Unavailable("the writer failed")] * len(self._batch))
 
-    def _finish(self, outcomes: Outcomes) -> None:
-        """Wake those who wait for the batch, which must not stay in memory."""
+    def _finish(self, outcomes: Outcomes) -> int:
+        """Wake those who wait for the batch, which must not stay in memory; return its size."""
         for entry, error in zip(self._batch, outcomes, strict=True):
             entry.error = error
             entry.done.set()
         self._batch = []
+        return len(outcomes)
 
     def _write_next(self) -> Outcomes:
         """Write the next batch, which is what is in the queue once the lock is there."""

@@ -17,12 +17,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import MAX_BATCH, Storage, outcome
+from storage import MAX_BATCH, Entry, Storage, outcome
 from tests.support.server import PATIENCE, ROOT, wait_until
 
 
@@ -174,6 +175,44 @@ def test_a_plant_joins_while_the_lock_is_waited_for(storage, engine):
     assert engine.batches == [plants(1, 2)]
 
 
+def test_without_the_lock_a_batch_fails(storage, engine):
+    def locked() -> NoReturn:
+        raise NeedsOperator("no such folder")
+
+    engine.locked = locked
+    assert [str(outcome) for outcome in storage.add_all(plants(1, 2))] == ["no such folder"] * 2
+
+
+def test_a_plant_that_comes_as_the_writer_wakes_up_is_written(storage, engine):
+    wake_up, clear, outcomes = storage._commit._wake_up, storage._commit._wake_up.clear, []
+
+    def clear_late() -> None:
+        wake_up.clear = clear
+        outcomes.append(queue_up(threads, storage, plants(2)))
+        clear()
+
+    with ThreadPoolExecutor() as threads:
+        wake_up.clear = clear_late
+        storage.add(*plants(1))
+        assert outcomes[0].result(PATIENCE) == [None]
+
+
+def test_nobody_is_woken_before_the_outcome_is_there(storage, engine):
+    seen = []
+    entry = Entry(Plant(1, "one"))
+    entry.done = SimpleNamespace(set=lambda: seen.append(entry.error))
+    storage._commit._batch = [entry]
+    storage._commit._finish([Conflict("taken")])
+    assert [type(error) for error in seen] == [Conflict]
+
+
+def test_all_plants_of_a_request_share_its_limit(start, engine):
+    storage = start(wait_limit=0.3)
+    many = plants(*range(2, 2 + round(2 * PATIENCE / 0.3)))
+    with writing_and_waiting(storage, engine, *plants(1), many) as (_, others):
+        assert {type(outcome) for outcome in others.result(PATIENCE)} == {Unavailable}
+
+
 def test_a_batch_that_gives_up_before_the_lock_is_there_is_not_written(start, engine):
     storage = start(wait_limit=0.05)
     with lock_taken_by_others(engine):
@@ -291,12 +330,21 @@ class Text(str):
     """A string that can be observed."""
 
 
-def test_what_was_written_is_not_kept_in_memory(storage, engine):
-    """Not even until the next batch: one of large plants may be a megabyte."""
-    engine.insert = lambda plants: Inserted(len(plants))  # keeps nothing
+def fail_as_sqlite_does(plants: Sequence[Plant]) -> Inserted:
+    try:
+        raise ValueError
+    except ValueError:  # whose traceback has the plants
+        raise Unavailable("disk full") from None
+
+
+@pytest.mark.parametrize("insert", [lambda plants: Inserted(len(plants)), fail_as_sqlite_does])
+def test_a_batch_is_not_kept_in_memory(storage, engine, insert):
+    """Not even until the next one, and not if it failed: of large plants it may be a megabyte."""
+    engine.insert = insert
     name = Text("n")
     reference = weakref.ref(name)
-    storage.add(Plant(1, name))
+    with contextlib.suppress(Unavailable):
+        storage.add(Plant(1, name))
     del name
     wait_until(lambda: gc.collect() is not None and reference() is None)
 

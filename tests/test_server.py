@@ -15,9 +15,11 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import gevent.socket
 import pytest
+from gunicorn.workers.ggevent import GeventWorker
 
 from app import BODY_LIMIT
 from tests.support.locks import lock_held
@@ -33,7 +35,7 @@ from tests.support.server import (
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
-from worker import Connection
+from worker import Connection, Worker
 
 # start and end
 
@@ -424,6 +426,20 @@ def test_a_wait_for_the_database_holds_up_no_other_request(server):
             for _ in range(9):  # by the second one the plant is on its way
                 assert server.request("GET", "/openapi.json")[0] == 200
         assert answers(receive_answer(waiting)) == [(200, {"name": "Ivy"})]
+
+
+def test_a_request_that_came_with_the_last_one_waits_for_others(monkeypatch):
+    order = []
+    monkeypatch.setattr(GeventWorker, "handle_request", lambda *_: order.append("this"))
+    worker = object.__new__(Worker)
+    worker.cfg = SimpleNamespace(keepalive=PATIENCE)
+    body = SimpleNamespace(reader=SimpleNamespace(length=0))
+    here, there = gevent.socket.socketpair()
+    with here, there:
+        gevent.spawn(order.append, "other")
+        request = SimpleNamespace(version=(1, 1), headers=[], body=body)
+        worker.handle_request(None, request, Connection(here, PATIENCE, PATIENCE), None)
+    assert order == ["other", "this"]
 
 
 def test_a_client_whose_next_request_is_always_there_waits_for_others():
