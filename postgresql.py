@@ -1,6 +1,6 @@
 """The engine for a table on a PostgreSQL server, on a cluster of them, or behind a pooler.
 
-Imported only where DATABASE_URL names such a server: SQLite does without psycopg.
+Contains no queue: storage.py has that, and imports this only for the URL of such a server.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class PostgreSQLEngine(Engine):
                 connection = self._connection or self._open(deadline)
                 connection.deadline = deadline
                 inserted = self._insert(connection, plants)
-                self._failure = None
+                self._failure, self.obstacle = None, PostgreSQLEngine.obstacle
                 return inserted
             except psycopg.Error as error:
                 failure, now = explain(error), time.monotonic()
@@ -133,6 +133,7 @@ class PostgreSQLEngine(Engine):
             if self._connection is None:  # fail at once for as long as this try took
                 self._retry_at = now + (now - start)
             self.close()
+            self.obstacle = str(failure)
             if self._failure or now > deadline:
                 self._failure = failure
                 raise failure

@@ -25,7 +25,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
 TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 TRANSIENT = {sqlite3.SQLITE_BUSY: "; lslocks shows by whom", sqlite3.SQLITE_FULL: ""}
-LOST = "was deleted or replaced: restore it, then restart"
+LOST = "was deleted or replaced: see docs/data.md, and only then restart"
 REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
 

@@ -512,7 +512,7 @@ def test_no_plant_is_answered_for_into_the_void(storage, database, suffix, chang
         storage.check()
     if change == "deleted":
         os.rename(kept, file)
-        with pytest.raises(Unavailable, match="then restart"):
+        with pytest.raises(Unavailable, match="only then restart"):
             storage.add(Plant(2, "two"))
 
 

@@ -6,6 +6,7 @@ That both are of use beside the service, also from a timer, is in test_docs.py a
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -150,10 +151,36 @@ def test_a_restored_file_is_the_services_own(
     server = serve(DATABASE_URL=f"sqlite:///{elsewhere}/plants.db")
     assert server.post({"id": 8, "name": "another"})[0] == 409
     beside = run("restore", backup, elsewhere / "plants.db")
-    assert beside.returncode == 1 and "stop the service first\n" in beside.stderr
+    assert beside.returncode == 1 and "stop the service first" in beside.stderr
     assert server.post({"id": 9, "name": "new"})[0] == 200
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
+
+@pytest.mark.parametrize("endings", [[""], ["", "-wal", "-shm"]])
+def test_a_file_that_was_deleted_can_be_rescued(
+    serve: Callable[..., Server], database: Path, tmp_path: Path, endings: list[str]
+) -> None:
+    """Its plants are there until the service ends, and a restore before that is refused."""
+    server = serve(WEB_CONCURRENCY="1")
+    for number in range(20):
+        assert server.post({"id": number, "name": "n"})[0] == 200
+    for ending in endings:
+        database.with_name(f"plants.db{ending}").unlink()
+    assert server.post({"id": 20, "name": "n"})[0] == 503
+    assert "see docs/data.md" in server.err
+    (command,) = re.findall(r"`(find /proc.*)`", (ROOT / "docs" / "data.md").read_text())
+    found = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+    (tmp_path / "rescued").mkdir()
+    for link, file in (line.split(" ", 1) for line in found.splitlines()):
+        if file.startswith(f"{database}"):
+            name = Path(file.removesuffix(" (deleted)")).name
+            (tmp_path / "rescued" / name).write_bytes(Path(link).read_bytes())
+    refused = run("restore", tmp_path / "rescued" / "plants.db", database)
+    assert refused.returncode == 1 and "if it was deleted, see docs/data.md" in refused.stderr
+    server.kill()
+    assert run("restore", tmp_path / "rescued" / "plants.db", database).returncode == 0
+    assert [number for number, _, _ in rows(database)][:20] == list(range(20))
 
 
 def test_without_a_sound_backup_nothing_is_changed(killed: Path, folder: Path) -> None:

@@ -264,6 +264,7 @@ def test_while_the_server_is_known_to_be_away_all_fails_at_once(start, own_serve
     assert sum(took[1:]) < took[0]
     own_server.start()
     wait_until(lambda: succeeds(storage.check))
+    assert storage.engine.obstacle == PostgreSQLEngine.obstacle
     own_server.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'plants'"
     )
@@ -293,6 +294,7 @@ def test_how_often_a_server_that_is_away_is_tried(monkeypatch, caplog):
         with pytest.raises(LostConnection, match="no route"):
             engine.insert([MONSTERA])
         failed_at.append(now)
+    assert engine.obstacle == "PostgreSQL: no route"  # what a request that gives up says
     assert attempts == pytest.approx([0, 2.2, 6.3])
     assert failed_at == pytest.approx([4.2, 4.2, 6.1, 8.3, 8.3])
     assert caplog.text.count("PostgreSQL: no route; connecting again") == 1  # at 2.2 s

@@ -222,7 +222,7 @@ def test_a_worker_that_starts_later_takes_up_no_other_file(serve, database, left
         os.kill(pid, signal.SIGKILL)
     assert server.workers(besides=before)
     assert {server.post({"id": 8, "name": "n"})[0] for _ in range(8)} == {503}
-    assert "was deleted or replaced: restore it" in server.err
+    assert "was deleted or replaced: see docs/data.md" in server.err
     for suffix in ("", "-wal", "-shm"):
         os.rename(f"{database}.old{suffix}", f"{database}{suffix}")
     assert server.post({"id": 8, "name": "n"})[0] == 200
