@@ -3,6 +3,7 @@
 What takes longer, or other options of gunicorn, is in tests/ci/test_server.py.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -35,7 +36,7 @@ from tests.support.server import (
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
-from worker import Connection, Worker
+from worker import Connection, Worker, limit_chunks
 
 # start and end
 
@@ -106,6 +107,20 @@ def test_a_worker_serves_on_for_a_while_after_sigterm(serve):
     os.kill(worker, signal.SIGTERM)
     time.sleep(1.5)  # a worker looks once a second whether it has to end
     assert server.post(MONSTERA)[0] == 200
+
+
+def test_a_client_that_has_just_got_an_answer_is_waited_for_at_the_end():
+    """Its next request may be on its way."""
+    worker = object.__new__(Worker)
+    worker.alive, worker.exit_delay = False, PATIENCE
+    here, there = gevent.socket.socketpair()
+    with here, there:
+        connection = Connection(here, PATIENCE, PATIENCE)
+        worker.connections = {connection}
+        for seconds, is_waited_for in ((0, True), (PATIENCE, False)):
+            connection.waiting_since = time.monotonic() - seconds
+            worker.end_late_connections()
+            assert connection.is_expired != is_waited_for
 
 
 def test_a_worker_that_is_starting_ends_at_once(serve):
@@ -440,6 +455,41 @@ def test_a_request_that_came_with_the_last_one_waits_for_others(monkeypatch):
         request = SimpleNamespace(version=(1, 1), headers=[], body=body)
         worker.handle_request(None, request, Connection(here, PATIENCE, PATIENCE), None)
     assert order == ["other", "this"]
+
+
+def test_a_chunk_that_came_with_the_last_one_waits_for_others():
+    """Its length may be followed by much that has no meaning, but takes time to read."""
+    order = []
+    gevent.spawn(order.append, "other")
+    order += limit_chunks(iter([b"this"]), 1)
+    assert order == ["other", b"this"]
+
+
+def test_a_client_that_never_stops_sending_is_left_in_the_end():
+    here, there = gevent.socket.socketpair()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                there.send(b"x")
+
+    with here, there:
+        sending = gevent.spawn(send)
+        gevent.spawn(Connection(here, PATIENCE, 0.05).close).get(timeout=PATIENCE)
+        sending.kill()
+
+
+def test_a_connection_that_was_cut_already_makes_no_room_for_another(monkeypatch):
+    monkeypatch.setattr(GeventWorker, "handle", lambda *_: None)
+    worker = object.__new__(Worker)
+    worker.worker_connections = 3
+    with contextlib.ExitStack() as sockets:
+        ends = [sockets.enter_context(each) for each in gevent.socket.socketpair()]
+        first, second = (Connection(end, PATIENCE, PATIENCE) for end in ends)
+        first.shutdown(socket.SHUT_RD)
+        worker.connections = {first, second}
+        worker.handle(None, ends[0], None)
+    assert second.is_expired
 
 
 def test_a_client_whose_next_request_is_always_there_waits_for_others():
