@@ -127,7 +127,8 @@ class PostgreSQLEngine(Engine):
                 self._failure, self.obstacle = None, PostgreSQLEngine.obstacle
                 return inserted
             except psycopg.Error as error:
-                failure, now = explain(error), time.monotonic()
+                # Its traceback is in a cycle, and would keep a connection that timed out open.
+                failure, now = explain(error.with_traceback(None)), time.monotonic()
             if not isinstance(failure, LostConnection):
                 raise failure
             if self._connection is None:  # fail at once for as long as this try took

@@ -4,6 +4,7 @@ What every engine does is in test_on_postgresql.py, fail-over to a standby in te
 """
 
 import contextlib
+import gc
 import socket
 import struct
 import subprocess
@@ -22,7 +23,7 @@ from schemas import Plant
 from storage import Storage
 from tests.support.on_postgresql import *  # noqa: F403
 from tests.support.postgresql import PostgreSQL, running_postgresql
-from tests.support.server import PATIENCE, ROOT, TOKEN, Writers, wait_until
+from tests.support.server import PATIENCE, ROOT, TOKEN, Writers, receive, wait_until
 from tests.test_start import stops_in_one_line
 
 SOON = 2 * (CANCEL_LIMIT + 1)  # seconds; a wait limit that leaves the engine one second
@@ -308,6 +309,21 @@ def test_a_server_that_accepts_and_never_answers_is_given_up(start):
         for look in (lambda: storage.add(MONSTERA), storage.check):
             with pytest.raises(Unavailable, match="PostgreSQL: "):
                 look()
+
+
+def test_a_connection_that_timed_out_is_closed():
+    """Once the server goes on, it would else have many for each worker."""
+    gc.disable()  # psycopg's errors are in a cycle
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/plants"
+            with pytest.raises(LostConnection):
+                PostgreSQLEngine(url, "", SOON).insert([MONSTERA])
+            with silent.accept()[0] as connection:
+                connection.settimeout(PATIENCE)
+                receive(connection)
+    finally:
+        gc.enable()
 
 
 def test_a_server_that_hangs_once_it_is_connected_to_is_given_up():
