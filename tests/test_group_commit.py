@@ -24,7 +24,7 @@ import pytest
 from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
 from schemas import Plant
 from storage import MAX_BATCH, Entry, Storage, outcome
-from tests.support.server import PATIENCE, ROOT, wait_until
+from tests.support.server import PATIENCE, ROOT, TOKEN, wait_until
 
 
 class MemoryEngine(Engine):
@@ -498,6 +498,49 @@ def test_a_writer_that_dies_fails_every_wait_and_is_replaced(start, engine, monk
     wait_until(lambda: deaths)
     storage.add(Plant(4, "four"))
     assert engine.batches == [[Plant(4, "four")]]  # what has failed is not tried again
+
+
+NO_THREAD = """
+from gevent import monkey
+
+monkey.patch_all()
+import app, gevent.threadpool
+from engine import Unavailable
+from schemas import Plant
+
+storage, _ = app.read_environment()
+start, insert = gevent.threadpool.start_new_thread, storage.engine.insert
+at_work = []
+
+def fail(*_):
+    gevent.threadpool.start_new_thread = start
+    raise RuntimeError("can't start new thread")
+
+def watch(plants):
+    at_work.append(plants)
+    assert len(at_work) == 1, at_work
+    monkey.get_original("time", "sleep")(0.1)
+    inserted = insert(plants)
+    at_work.clear()
+    return inserted
+
+gevent.threadpool.start_new_thread, storage.engine.insert = fail, watch
+try:
+    storage.add(Plant(1, "one"))
+except Unavailable as error:
+    assert str(error) == "the writer failed"
+    storage.add(Plant(2, "two"))
+    print("stored")
+"""
+
+
+def test_no_two_threads_use_the_engine_where_one_could_not_be_started(url, monkeypatch):
+    """gevent keeps what it was to run in that thread, and runs it with the next one."""
+    monkeypatch.setenv("DATABASE_URL", url)
+    monkeypatch.setenv("PLANTS_TOKENS", TOKEN)
+    command = [sys.executable, "-c", NO_THREAD]
+    done = subprocess.run(command, cwd=ROOT, timeout=PATIENCE, capture_output=True, text=True)
+    assert done.stdout == "stored\n", done.stderr
 
 
 def test_a_writer_that_could_not_be_started_is_tried_again(storage, engine, monkeypatch):
