@@ -151,7 +151,8 @@ def test_a_restored_file_is_the_services_own(
     server = serve(DATABASE_URL=f"sqlite:///{elsewhere}/plants.db")
     assert server.post({"id": 8, "name": "another"})[0] == 409
     beside = run("restore", backup, elsewhere / "plants.db")
-    assert beside.returncode == 1 and "stop the service first" in beside.stderr
+    told = "stop the service first; if it was deleted, see docs/data.md\n"
+    assert beside.returncode == 1 and told in beside.stderr
     assert server.post({"id": 9, "name": "new"})[0] == 200
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
