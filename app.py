@@ -1,49 +1,31 @@
 """The HTTP interface: POST /plants stores a plant, GET /healthz tells whether that is possible.
 
-Contains no SQL: storage.py stores. gunicorn.conf.py runs this; schemas/ says what a plant is.
+Contains no SQL and reads no environment: start.py calls create_app() with a storage.
 """
 
-import atexit
-import contextlib
 import hashlib
 import hmac
 import json
-import logging
 import mimetypes
-import os
 import random
 import re
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-import gevent
 from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, abort, request
-from gevent import monkey
-from gevent.threadpool import ThreadPool
 
-from engine import Conflict, NeedsOperator, Unavailable
-from schemas import InvalidPlant, openapi, parse_new_plant
-from storage import DEFAULT_URL, WAIT_LIMIT, Storage
+from engine import Conflict, Rejected, Unavailable, log
+from schemas import InvalidPlant, Plant, openapi, parse_new_plant
 
-log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
 Environ: TypeAlias = dict[str, Any]
 WSGIApp: TypeAlias = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 BODY_LIMIT = 2**16  # bytes; a worker that parses a body serves nobody else meanwhile
-GATHER_LIMIT = 0.001  # seconds that a batch waits for requests, which in a flood never end
 MESSAGE_LIMIT = 1000  # characters of an Error's message
-TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # b64token, RFC 6750 section 2.1
-ORIGIN = re.compile(  # serialized: in lower case, without the default port
-    r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
-)
-EXPECTED = {
-    "PLANTS_TOKENS": "tokens of at least 16 letters, digits or -._~+/, separated by commas; to "
-    "make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
-    "PLANTS_CORS_ORIGINS": "* or origins like https://example.org, separated by commas",
-}
 HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.IGNORECASE)
+REJECTED = "the storage does not accept this plant; to send it again does not help"
 FAILURES = {500: "the service failed", 503: "the storage is not available now"}
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
@@ -61,61 +43,18 @@ PAGE_HEADERS = {
 }
 
 
-def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
-    """Return the application that the environment describes; `wait_limit` is in seconds.
+class Storage(Protocol):
+    """What the application needs of storage.py's Storage, where both methods are explained."""
 
-    Creates the database, unless gunicorn.conf.py has done so and has set PLANTS_STORAGE: workers
-    use the database that was seen at the start or none. Raises NeedsOperator.
-    """
-    identity = os.environ.get("PLANTS_STORAGE")
-    if identity is None:
-        identity, _ = check_start(wait_limit)
-    storage, app = read_environment(wait_limit, identity)
-    atexit.register(storage.close)
-    return app
-
-
-def check_start(wait_limit: float = WAIT_LIMIT) -> tuple[str, str]:
-    """Create the database if there is none; return its identity and description.
-
-    Raises NeedsOperator if anything in the environment is wrong.
-    """
-    # With a storage of its own, as no connection may cross a fork.
-    with contextlib.closing(read_environment(wait_limit)[0]) as storage:
-        return storage.check_start(), storage.engine.description
-
-
-def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tuple[Storage, WSGIApp]:
-    """Return the storage of DATABASE_URL, if it is that of `identity`, and the application.
-
-    Raises NeedsOperator.
-    """
-    url = os.environ.get("DATABASE_URL", DEFAULT_URL)
-    # What blocks is called in a real thread, as gevent has made greenlets of all others.
-    with_gevent = (ThreadPool(1).apply, gather) if monkey.is_module_patched("threading") else ()
-    storage = Storage.from_url(url, identity, wait_limit, *with_gevent)
-    tokens = read_list("PLANTS_TOKENS", TOKEN)
-    is_set = "PLANTS_CORS_ORIGINS" in os.environ
-    origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if is_set else []
-    return storage, create_app(storage, tokens, origins)
-
-
-def gather() -> None:
-    """Let all requests that have arrived go on first, so that they share a batch."""
-    with gevent.Timeout(GATHER_LIMIT, False):
-        gevent.idle()
-
-
-def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
-    """Return the parts of an environment variable. Raises NeedsOperator for a bad one, or none."""
-    parts = re.findall(r"[^,\s]+", os.environ.get(variable, ""))
-    if not parts or not all(map(form.fullmatch, parts)):
-        raise NeedsOperator(f"{variable} must be {EXPECTED[variable]}")
-    return parts
+    def add(self, plant: Plant) -> None: ...
+    def check(self) -> None: ...
 
 
 def create_app(storage: Storage, tokens: Iterable[str], origins: Collection[str] = ()) -> WSGIApp:
-    """Return a WSGI application for clients with one of `tokens`, and pages of `origins` or "*"."""
+    """Return a WSGI application for clients with one of `tokens`, and pages of `origins` or "*".
+
+    A token may have the name of its clients before it, with a colon, for the access log.
+    """
     app = Bottle()
     app.uninstall(True)  # Bottle's own plugins: every route returns bytes
     app.default_error_handler = answer_error
@@ -142,6 +81,9 @@ def create_plant(storage: Storage) -> bytes:
         storage.add(plant)
     except InvalidPlant as error:
         raise HTTPError(400, str(error)) from None
+    except Rejected as error:  # why is for the operator only
+        log.error("request %s got a 400: %s", environ["plants.request_id"], error)
+        raise HTTPError(400, REJECTED) from None
     except Conflict as error:
         raise HTTPError(409, str(error)) from None
     except Unavailable as error:
@@ -181,8 +123,14 @@ def require_host() -> None:
 
 
 def require_token(tokens: Iterable[str], callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Let only requests with one of `tokens` through to a route's callback (RFC 6750)."""
-    digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+    """Let only requests with one of `tokens` through to a route's callback (RFC 6750).
+
+    The token's name becomes REMOTE_USER, if it has one (RFC 3875 section 4.1.11).
+    """
+    names = {}  # by digest
+    for each in tokens:
+        name, _, token = each.rpartition(":")
+        names[hashlib.sha256(token.encode()).digest()] = name
 
     def authorized(**arguments: Any) -> Any:
         scheme, _, token = request.environ.get("HTTP_AUTHORIZATION", "").partition(" ")
@@ -191,9 +139,11 @@ def require_token(tokens: Iterable[str], callback: Callable[..., Any]) -> Callab
             raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
         digest = hashlib.sha256(token.strip(" ").encode()).digest()
         # A list, not a generator: all are compared, so that the time taken reveals nothing.
-        if not any([hmac.compare_digest(digest, known) for known in digests]):
+        if not any([hmac.compare_digest(digest, known) for known in names]):
             challenge = 'Bearer realm="plants", error="invalid_token"'
             raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
+        if name := names[digest]:
+            request.environ["REMOTE_USER"] = name
         return callback(**arguments)
 
     return authorized

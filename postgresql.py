@@ -4,9 +4,8 @@ Contains no queue: storage.py has that, and imports this only for the URL of suc
 """
 
 import contextlib
+import functools
 import json
-import logging
-import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -15,61 +14,72 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from engine import Engine, Inserted, NeedsOperator, Unavailable
+from engine import Engine, Inserted, NeedsOperator, Rejected, Unavailable, log
 from schemas import Plant
 
 CANCEL_LIMIT = 1.0  # seconds for a request to cancel a statement
 PAUSE = 0.2  # seconds between two attempts
-LOCK_TIMEOUT = 0.1  # seconds that a batch waits for a row
+WARNING_INTERVAL = 60.0  # seconds between two warnings that the connection was lost
+LOCK_TIMEOUT = "100ms"  # for which a batch waits for a row
+SHORT_TIMEOUT = "1ms"  # for which its parts do, once it has waited in vain
 LOCKED_FOR = 1.0  # seconds for which a row that was locked is not tried again
+SUSPECT_LIMIT = 0.05  # seconds that a batch waits for rows that were locked before
+SUSPECT_FOR = 60.0  # seconds for which it is then tried apart from others
 COLUMNS = ", ".join(Plant._fields)
-TYPES = {"id": "bigint NOT NULL", "name": "text NOT NULL", "tag": "text"}
+# Each name has its schema, as whoever may create functions, operators or types in a schema of the
+# search path could put others in their place: of all that match, PostgreSQL takes the best.
+TYPES = {"id": "pg_catalog.int8 NOT NULL", "name": "pg_catalog.text NOT NULL",
+         "tag": "pg_catalog.text"}  # fmt: skip
 DEFINITIONS = [f"{name} {TYPES[name]}" for name in Plant._fields]
 SCHEMA = f"CREATE TABLE plants ({', '.join(DEFINITIONS)}, PRIMARY KEY (id))"
-MEMBERS = [f"(plant ->> {n})::{TYPES[name].split()[0]}" for n, name in enumerate(Plant._fields)]
-# The columns as above, and whether a row needs a value for each; a crash empties an unlogged table.
+MEMBER = "(plant OPERATOR(pg_catalog.->>) {})::{}"
+MEMBERS = [MEMBER.format(n, TYPES[name].split()[0]) for n, name in enumerate(Plant._fields)]
+# The table, its columns as above, whether each needs a value; a crash empties an unlogged one.
 FIND_COLUMNS = """
-    SELECT concat(attname, ' ', format_type(atttypid, atttypmod),
+    SELECT pg_catalog.concat(relnamespace::pg_catalog.regnamespace, '.plants'),
+        pg_catalog.concat(attname, ' ', typnamespace::pg_catalog.regnamespace, '.', typname,
             CASE WHEN attnotnull THEN ' NOT NULL' END),
-        attnotnull AND NOT atthasdef AND attidentity = ''
-    FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid
-    WHERE attrelid = to_regclass('plants') AND attnum > 0 AND NOT attisdropped
-        AND relpersistence = 'p'"""
+        attnotnull AND NOT atthasdef AND attidentity OPERATOR(pg_catalog.=) ''
+    FROM pg_catalog.pg_attribute
+        JOIN pg_catalog.pg_class ON attrelid OPERATOR(pg_catalog.=) pg_class.oid
+        JOIN pg_catalog.pg_type ON atttypid OPERATOR(pg_catalog.=) pg_type.oid
+    WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('plants') AND NOT attisdropped
+        AND attnum OPERATOR(pg_catalog.>) 0 AND relpersistence OPERATOR(pg_catalog.=) 'p'
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indisprimary AND NOT indimmediate
+            AND indrelid OPERATOR(pg_catalog.=) attrelid)"""
+NOT_FOUND = "PostgreSQL: plants is missing, temporary or unlogged, or its key is deferrable"
 # In each transaction, as a pooler gives each another session. A commit has to wait for the disk,
 # and to tell if it does not wait for the standbys.
-SETTINGS = f"""
-    WITH settings AS MATERIALIZED (
-        SELECT set_config('lock_timeout', '{LOCK_TIMEOUT}s', true),
-            set_config('client_min_messages', 'warning', true),
-            set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-                WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true))"""
+SETTINGS = """WITH settings AS MATERIALIZED (
+        SELECT pg_catalog.set_config('lock_timeout', '{wait}', true),
+            pg_catalog.set_config('client_min_messages', 'warning', true),
+            pg_catalog.set_config('synchronous_commit', CASE
+                WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=)
+                    'remote_apply' THEN 'remote_apply' ELSE 'on' END, true))"""
 # From JSON: psycopg takes longer for arrays, and PostgreSQL for a statement that is long.
 INSERT = f"""{SETTINGS}
-    INSERT INTO plants ({COLUMNS}) SELECT {", ".join(MEMBERS)}
-    FROM settings, json_array_elements(%s) AS plant ON CONFLICT (id) DO NOTHING"""
+    INSERT INTO {{plants}} ({COLUMNS}) SELECT {", ".join(MEMBERS)}
+    FROM settings, pg_catalog.json_array_elements(%(rows)s::pg_catalog.json) AS plant
+    ON CONFLICT (id) DO NOTHING RETURNING id"""
 # FOR SHARE makes it a write, whose commit waits for the standbys too: a plant that is there could
 # be on this server alone. Workers that share a row do not wait for each other's slow commits.
 SELECT = f"""{SETTINGS}
-    SELECT {COLUMNS} FROM settings, plants
-    WHERE id = ANY(%s::bigint[]) FOR SHARE OF plants"""
+    SELECT {COLUMNS} FROM settings, {{plants}}
+    WHERE id OPERATOR(pg_catalog.=) ANY(%(ids)s::pg_catalog.int8[]) FOR SHARE OF plants"""
 # Locks a row, if nobody else has, and changes nothing.
-TRY_A_WRITE = f"""{SETTINGS}, one AS (
-        SELECT {COLUMNS} FROM settings, plants WHERE id = (SELECT id FROM plants LIMIT 1)
-        FOR SHARE OF plants SKIP LOCKED)
-    INSERT INTO plants ({COLUMNS}) SELECT {COLUMNS} FROM one ON CONFLICT (id) DO NOTHING"""
-FIND_LOCKED = f"""{SETTINGS}, free AS MATERIALIZED (
-        SELECT id FROM settings, plants
-        WHERE id = ANY(%(ids)s::bigint[]) FOR SHARE OF plants SKIP LOCKED)
-    SELECT id FROM plants WHERE id = ANY(%(ids)s::bigint[]) EXCEPT SELECT id FROM free"""
-# Connection, read-only standby, deadlock, shutdown.
-RECONNECT = ("08", "25006", "40", "57P")
+TRY_A_WRITE = f"""{SETTINGS} SELECT id FROM settings, {{plants}}
+    WHERE id OPERATOR(pg_catalog.=) (SELECT id FROM {{plants}} LIMIT 1)
+    FOR SHARE OF plants SKIP LOCKED"""
+# What is not one plant's fault, by the first characters of its code (SQLSTATE).
+RECONNECT = ("08", "25", "26", "40", "57P")  # connection, read-only standby, deadlock, shutdown
+NOT_NOW = ("53", "55", "57", "58", "72", "F0", "HV", "XX")  # resources, locks and timeouts, disk
+NEEDS_OPERATOR = ("0A", "23502", "28", "3D", "3F", "42")  # rights, and what is missing
 # libpq has no codes for why it could not connect, and its messages are translated.
 CONFIG_ERRORS = re.compile(
     r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
-    r"not permitted to log in|permission denied|SSL was required|: invalid "
+    r"no such database|not permitted to log in|permission denied|SSL was required|: invalid "
 )
-
-log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
+fill = functools.cache(str.format)  # a text of those above, once for each table
 
 
 class LostConnection(Unavailable):
@@ -79,16 +89,44 @@ class LostConnection(Unavailable):
 class Connection(psycopg.Connection):
     """A connection whose statements have a deadline, as a hung server keeps no timeout itself."""
 
-    deadline = math.inf  # of time.monotonic()
+    deadline = float("inf")  # of time.monotonic()
+    table = "plants"  # once it was found, with its schema, for texts with parameters
+
+    def find_columns(self) -> dict[str, bool]:
+        """Find the table; return its columns, and whether each needs a value."""
+        found = {}
+        for table, column, is_needed in self.execute(FIND_COLUMNS):
+            self.table, found[column.replace('"', "")] = table.replace("%", "%%"), is_needed
+        return found
+
+    def run(self, text: str, wait: str = LOCK_TIMEOUT, **values: Any) -> psycopg.Cursor[Any]:
+        """Execute a text of those above; `wait` for a row that another transaction has locked."""
+        return self.execute(fill(text, plants=self.table, wait=wait), values)
+
+    def insert(self, plants: Sequence[Plant], wait: str, new: set[int]) -> dict[int, Plant]:
+        """Insert the plants whose id is new, add that to `new`; return what has their ids now."""
+        ids = [plant.id for plant in plants]
+        for _ in range(2):  # a plant may be deleted between the two statements
+            rows = self.run(INSERT, wait, rows=json.dumps(plants)).fetchall()
+            new.update(added := [key for (key,) in rows])
+            if sorted(added) == ids:
+                return dict(zip(ids, plants, strict=True))
+            found = map(Plant._make, self.run(SELECT, wait, ids=ids))
+            existing = {plant.id: plant for plant in found}
+            if existing.keys() >= set(ids):
+                return existing
+        raise Rejected("PostgreSQL: a trigger or a policy of the table keeps it out, or hides it")
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """Wait for the server until the deadline, not `timeout`. Raises OperationalError."""
         try:
             return super().wait(gen, interval, max(self.deadline - time.monotonic(), 0))
         except psycopg.OperationalError as error:
-            if time.monotonic() < self.deadline:
+            if (late := time.monotonic() - self.deadline) < 0:
                 raise
-            raise psycopg.OperationalError(PostgreSQLEngine.obstacle) from error
+            is_own = late > 1  # as after SIGSTOP, of which the server does not know
+            reason = "the service itself was stopped" if is_own else PostgreSQLEngine.obstacle
+            raise psycopg.OperationalError(reason) from error
 
     def close(self) -> None:
         """Close the connection, and tell the server if it may still be waiting for something."""
@@ -103,15 +141,16 @@ class PostgreSQLEngine(Engine):
 
     obstacle = "the server hangs, or another transaction has locked the table"
 
-    def __init__(self, url: str, identity: str, write_limit: float) -> None:
+    def __init__(self, url: str, identity: str | None, write_limit: float) -> None:
         """Limit the seconds for a batch; create no table if there was one, of this `identity`."""
-        self._parameters = parse_url(url)
+        self._server = parse_url(url)
         self._write_limit = write_limit - CANCEL_LIMIT
         self._connection: Connection | None = None
         self._failure: Exception | None = None  # while the server is known to be away
         self._retry_at = 0.0  # when to connect again
         self._is_not_replicated = False  # whether a commit did not wait for the standbys
-        self._locked: dict[int, float] = {}  # when to try rows again that others hold, by id
+        self._locked: dict[int, float] = {}  # when to try rows again, by id
+        self._lost, self._warn_at = 0, 0.0  # how often since the last warning, when again
         self.description, self.identity = "PostgreSQL, not reached yet", identity
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
@@ -129,6 +168,13 @@ class PostgreSQLEngine(Engine):
             except psycopg.Error as error:
                 # Its traceback is in a cycle, and would keep a connection that timed out open.
                 failure, now = explain(error.with_traceback(None)), time.monotonic()
+            if self._connection and self._connection.closed:  # a pooler has codes of its own
+                failure = LostConnection(str(failure))
+            if isinstance(failure, Rejected):
+                if not plants:
+                    failure = NeedsOperator(str(failure))
+                else:
+                    self.insert([])  # raises if it is the table that refuses all
             if not isinstance(failure, LostConnection):
                 raise failure
             if self._connection is None:  # fail at once for as long as this try took
@@ -138,14 +184,21 @@ class PostgreSQLEngine(Engine):
             if self._failure or now > deadline:
                 self._failure = failure
                 raise failure
-            log.warning("%s; connecting again", failure)
+            self._lost += 1
+            if now >= self._warn_at:
+                log.warning("%s; connecting again (since the last time: %d)", failure, self._lost)
+                self._lost, self._warn_at = 0, now + WARNING_INTERVAL
             time.sleep(PAUSE)
 
     def rows(self) -> Iterator[Plant]:
-        select = f"SELECT {COLUMNS} FROM plants ORDER BY id"
         try:
-            with self._connect() as connection:
-                yield from map(Plant._make, connection.cursor().stream(select, size=1000))
+            with self._connect() as connection, connection.transaction():
+                # Rather an error than a part, where a policy hides rows from the role.
+                connection.execute("SET LOCAL row_security = off")
+                if not connection.find_columns():
+                    raise NeedsOperator(NOT_FOUND)
+                select = f"SELECT {COLUMNS} FROM {connection.table} ORDER BY id"
+                yield from map(Plant._make, connection.cursor().stream(select, (), size=1000))
         except psycopg.Error as error:
             raise explain(error) from None
 
@@ -156,21 +209,17 @@ class PostgreSQLEngine(Engine):
 
     def _open(self, deadline: float) -> Connection:
         """Connect; check that the table is ours, or create it if there is none."""
-        connection = self._connect()
-        try:
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(contextlib.closing(self._connect()))
             connection.deadline = deadline
             self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
+            stack.pop_all()
         self._connection = connection
         return connection
 
     def _connect(self) -> Connection:
         try:
-            connection = Connection.connect(
-                **self._parameters, autocommit=True, prepare_threshold=None
-            )
+            connection = Connection.connect(**self._server, autocommit=True, prepare_threshold=None)
         except UnicodeError:
             raise NeedsOperator("DATABASE_URL: no host can have this name") from None
         connection.add_notice_handler(self._notice)
@@ -181,61 +230,60 @@ class PostgreSQLEngine(Engine):
         self._is_not_replicated |= notice.source_function == "SyncRepWaitForLSN"
 
     def _insert(self, connection: Connection, plants: Sequence[Plant]) -> Inserted:
-        """Insert the plants, but for those whose rows are locked; one look finds all of these."""
-        self._is_not_replicated, new, existing = False, 0, None
-        while True:
-            now = time.monotonic()
-            self._locked = {key: until for key, until in self._locked.items() if until > now}
-            free = [plant for plant in plants if plant.id not in self._locked]
-            ids = [plant.id for plant in free]
+        """Insert the plants, but for those that would have to wait for other transactions."""
+        self._is_not_replicated, now = False, time.monotonic()
+        self._locked = {key: at for key, at in self._locked.items() if at > now - SUSPECT_FOR}
+        # Only trying tells which these are: nobody can see what others have not committed. They are
+        # refused for a while, and then tried after the others, until one has to wait again.
+        others = [plant for plant in plants if plant.id not in self._locked]
+        suspects = [plant for plant in plants if self._locked.get(plant.id, now) < now]
+        rest, new, existing = others + suspects, set[int](), dict[int, Plant]()
+        size, wait = (len(others), LOCK_TIMEOUT) if others else (1, SHORT_TIMEOUT)
+        if not plants:
+            connection.run(INSERT, rows="[]")
+            connection.run(TRY_A_WRITE)
+        while rest:
+            part = rest[:size]
             try:
-                added = insert_new(connection, free) if free or not plants else 0
-                new += added
-                if added < len(free):
-                    found = map(Plant._make, connection.execute(SELECT, [ids]))
-                    existing = {plant.id: plant for plant in found}
-                break
-            except psycopg.errors.LockNotAvailable:
-                held = [row[0] for row in connection.execute(FIND_LOCKED, {"ids": ids})]
-                if not held and len(ids) > 1:  # a row that can't be seen yet: somebody's insert
+                existing |= connection.insert(part, wait, new)
+                rest, size = rest[size:], size * 2 if wait == SHORT_TIMEOUT else 1
+            except psycopg.errors.LockNotAvailable as error:
+                if wait == LOCK_TIMEOUT and not error.diag.context:  # it is not a row's lock
                     raise
-                self._locked |= dict.fromkeys(held or ids, time.monotonic() + LOCKED_FOR)
+                size = len(part) // 2 or 1
+                if len(part) == 1:
+                    key, time_is_up = part[0].id, time.monotonic() > now + SUSPECT_LIMIT
+                    is_over = time_is_up and len(rest) <= len(suspects)
+                    rest = [] if is_over else [each for each in rest if each.id != key]
+                    self._locked[key] = time.monotonic() + LOCKED_FOR
+            wait = SHORT_TIMEOUT
         if self._is_not_replicated:
             raise psycopg.OperationalError("committed here, but maybe not on the standbys")
-        return Inserted(new, self._locked, existing)
+        return Inserted(new, self._locked.keys() - existing.keys(), existing)
 
     def _prepare(self, connection: Connection) -> None:
         info = connection.info
         if (encoding := info.parameter_status("server_encoding")) != "UTF8":
-            raise NeedsOperator(
-                f"PostgreSQL: the database is in {encoding}, not UTF8; name another in DATABASE_URL"
-            )
-        found: dict[str, bool] = dict(connection.execute(FIND_COLUMNS).fetchall())
+            raise NeedsOperator(f"PostgreSQL: the database is in {encoding}, not UTF8; use another")
+        found = connection.find_columns()
         if not found and not self.identity:
             # Of several processes that create it at once, those that come too late fail.
             with contextlib.suppress(*map(psycopg.errors.lookup, ("23505", "42710", "42P07"))):
                 connection.execute(SCHEMA)
-            found = dict(connection.execute(FIND_COLUMNS).fetchall())
-        wrong = [each for each in DEFINITIONS if each not in found]
-        wrong += [
-            each for each, is_needed in found.items() if is_needed and each not in DEFINITIONS
-        ]
-        if wrong:
+            found = connection.find_columns()
+        needed = {each for each, is_needed in found.items() if is_needed}
+        if wrong := ", ".join(sorted({*DEFINITIONS} - found.keys() | needed - {*DEFINITIONS})):
             raise NeedsOperator(
-                "PostgreSQL: the table plants is missing or unlogged, or differs in "
-                f"{', '.join(wrong)}; it is made by: {SCHEMA}; a column by: ALTER TABLE plants ADD"
+                f"{NOT_FOUND}, or it differs in {wrong}; "
+                f"it is made by: {SCHEMA}; a column by: ALTER TABLE plants ADD"
+            )
+        if self.identity not in (None, connection.table):
+            raise NeedsOperator(
+                f"PostgreSQL: {connection.table} is not {self.identity}, used before"
             )
         version = info.parameter_status("server_version")
         self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
-        self.identity = "seen"
-
-
-def insert_new(connection: Connection, plants: Sequence[Plant]) -> int:
-    """Insert the plants whose id is new, return how many; without plants, change nothing."""
-    if not plants:
-        connection.execute(TRY_A_WRITE)
-        return 0
-    return connection.execute(INSERT, [json.dumps(plants)]).rowcount
+        self.identity = connection.table
 
 
 def parse_url(url: str) -> dict[str, Any]:
@@ -266,14 +314,19 @@ def explain(error: psycopg.Error) -> Exception:
     failures = message.partition("All failures were:")[2].split("\n- ")[1:] or [message]
     if error.sqlstate is None and all(map(CONFIG_ERRORS.search, failures)):
         return NeedsOperator(text)
-    unknown = "" if isinstance(error, psycopg.ProgrammingError) else "08"
-    if (error.sqlstate or unknown).startswith(RECONNECT):
+    code = error.sqlstate or ("42" if isinstance(error, psycopg.ProgrammingError) else "08")
+    is_fatal = "FATAL" in (error.diag.severity, error.diag.severity_nonlocalized)
+    if is_fatal or code.startswith(RECONNECT):
         return LostConnection(text)
-    at_fault = psycopg.DataError | psycopg.IntegrityError | psycopg.errors.LockNotAvailable
-    if isinstance(error, at_fault):  # one of the plants is
-        return ValueError(text)
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+    if code.startswith(NOT_NOW):
+        return Unavailable(text)
+    # What row-level security refuses has the code of a right that is missing, and what a trigger
+    # puts into another table that of a column which is not ours.
+    is_policy = error.diag.source_function == "ExecWithCheckOptions"
+    if is_policy or (code == "23502" and error.diag.context) or not code.startswith(NEEDS_OPERATOR):
+        # Not with the message, which may have parts of the plant.
+        name = error.diag.constraint_name or "no constraint"
+        return Rejected(f"PostgreSQL: {type(error).__name__} ({code}, {name})")
+    if code == "42501":
         text += f"; the role needs SELECT, INSERT and UPDATE on plants, or to create it: {SCHEMA}"
-    if isinstance(error, psycopg.ProgrammingError):
-        return NeedsOperator(text)
-    return Unavailable(text)
+    return NeedsOperator(text)

@@ -4,16 +4,19 @@ Contains no queue and no limits for requests: storage.py has those.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
+from typing import Any
 from urllib.parse import quote
 
-from engine import Engine, Inserted, NeedsOperator, Unavailable
-from schemas import Plant
+from engine import Engine, Inserted, NeedsOperator, Rejected, Unavailable
+from schemas import KINDS, Plant
 
 APPLICATION_ID = 0x504C4E54  # "PLNT"
 VERSION = 1  # of the tables in a file
@@ -24,9 +27,24 @@ SCHEMA = f"""{DURABLE} BEGIN;
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
-TRANSIENT = {sqlite3.SQLITE_BUSY: "; lslocks shows by whom", sqlite3.SQLITE_FULL: ""}
+INTO = f"INTO plants ({COLUMNS}) VALUES %s"
+# Whatever the table's own ON CONFLICT clauses are; a trigger's have to work in the second.
+INSERT = f"INSERT OR ABORT {INTO}"
+INSERT_NEW = f"INSERT {INTO} ON CONFLICT DO NOTHING RETURNING id"
+TRY_TO_COMPILE = f"EXPLAIN {INSERT_NEW % ROW.replace('?', 'NULL')}"
+SELECT = f"SELECT {COLUMNS} FROM plants WHERE id >= ? ORDER BY id LIMIT ?"
+MAX_ROWS = 100  # that are read at once
+MAX_ID = 2**63 - 1
+# Somebody else may have written to the file, or something (sqlite.org/security.html).
+SETTINGS = f"{DURABLE} PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON"
+# A plant is at fault, or it will pass; other codes (sqlite.org/rescode.html) need an operator.
+AT_FAULT = {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG}
+TRANSIENT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PROTOCOL}
+DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, 0}  # 0: a text that is not UTF-8
+DAMAGED = 'see "The file is damaged" in docs/data.md'
+FOREIGN = f"is empty, damaged or another program's; {DAMAGED}"
+NEW_FILE = "copy it into a new file with transfer.py"
 LOST = "was deleted or replaced: see docs/data.md, and only then restart"
-REMEDY = "; fix that, or set DATABASE_URL to another file on a local disk"
 
 
 class SQLiteEngine(Engine):
@@ -37,7 +55,7 @@ class SQLiteEngine(Engine):
     if one checkpoints while another writes (sqlite.org/wal.html, "The WAL-Reset Bug").
     """
 
-    def __init__(self, path: str, identity: str, busy_timeout: float) -> None:
+    def __init__(self, path: str, identity: str | None, busy_timeout: float) -> None:
         """Refuse a file at `path` that is not that of `identity`; wait some seconds for SQLite."""
         if not path or path == ":memory:" or "\0" in path:
             raise NeedsOperator("DATABASE_URL must name a file: what is in memory is not stored")
@@ -47,7 +65,7 @@ class SQLiteEngine(Engine):
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._connection: sqlite3.Connection | None = None
         self._files: list[tuple[int, int]] = []  # those that are open; none once one is lost
-        self._lock = -1  # the descriptor of the lock file
+        self._lock = LockFile(self._path)
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:
@@ -58,87 +76,61 @@ class SQLiteEngine(Engine):
                 if self._files == self._find_files():
                     return inserted
                 self._files = []
-        except (sqlite3.IntegrityError, sqlite3.DataError):
-            raise
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, MemoryError) as error:
             raise explain(self._path, error) from None
         raise NeedsOperator(f"{self._path} {LOST}")
 
     def rows(self) -> Iterator[Plant]:
         try:
-            with contextlib.closing(self._connect(self._path, "ro")) as connection:
-                self._check_application(connection)
-                # One statement reads one snapshot, whatever is written meanwhile.
-                select = f"SELECT {COLUMNS} FROM plants ORDER BY id"
-                yield from map(Plant._make, connection.execute(select))
-        except sqlite3.Error as error:
+            with contextlib.closing(self._connect("ro")) as connection:
+                connection.execute("BEGIN")  # one snapshot, whatever is written meanwhile
+                for row in read_rows(connection, self._path):
+                    values = zip(KINDS.values(), row, strict=True)  # SQLite has no booleans
+                    yield Plant._make(each if each is None else kind(each) for kind, each in values)
+        except (sqlite3.Error, OSError) as error:
             raise explain(self._path, error) from None
 
     def close(self) -> None:
         if self._connection is not None:
-            with self.locked():
+            # Where the folder is gone, and the lock with it, there is nothing to checkpoint.
+            with contextlib.suppress(Unavailable), self.locked():
                 self._connection.close()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        name = f"{self._path}-lock"
+        name = self._lock.name
         self.obstacle = f"other processes hold the lock {name}; lslocks shows which"
         try:
-            self._take_lock(name)
+            # First refuse another program's file, with nothing made beside it. Not while it is open
+            # in this process: to close it then would undo SQLite's locks.
+            if self._connection is None and not os.path.exists(name):
+                with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+                    if file.read(72)[68:] != APPLICATION_ID.to_bytes(
+                        4
+                    ):  # sqlite.org/fileformat.html
+                        raise NeedsOperator(f"{self._path} {FOREIGN}")
+            self._lock.take()
         except OSError as error:
-            raise explain(name, error) from None
-        self.obstacle = f"the disk, or a program that has locked {self._path}; lslocks shows which"
+            raise explain(error.filename or name, error) from None
+        self.obstacle = f"the disk, or a program (see lslocks) that has locked {self._path}"
         try:
             yield
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-    def _take_lock(self, name: str) -> None:
-        """Take the lock, however long that takes."""
-        while True:
-            if self._lock < 0:
-                self._lock = self._open_lock(name)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._lock), os.stat(name)):
-                    return
-            os.close(self._lock)  # it was deleted or replaced: others lock another file
-            self._lock = -1
-
-    def _open_lock(self, name: str) -> int:
-        """Open the lock file, only for those who may write plants: who can open it can hold it.
-
-        As with SQLite's own files, the one that root makes is given to the database's owner.
-        """
-        lock = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        own = os.fstat(lock)
-        with contextlib.suppress(OSError):  # there is no database yet, or its group is not ours
-            database = os.stat(self._path)
-            if own.st_uid == os.geteuid() and own.st_nlink == 1:
-                os.fchown(lock, -1 if own.st_uid else database.st_uid, database.st_gid)
-                os.fchmod(lock, 0o660 if database.st_mode & stat.S_IWGRP else 0o600)
-        return lock
+            self._lock.release()
 
     def _open(self) -> sqlite3.Connection:
         """Connect to the file; make it first if there is none and there was none at the start."""
-        found = self._find_files("")
-        if not found and not self.identity:
+        if self.identity is None and not os.path.exists(self._path):
             self._create()
-            found = self._find_files("")
+        found = self._find_files("")
         # Before SQLite opens the file, as it would replay a -wal of another one into it.
-        if self.identity not in ("", str(found)):
+        if self.identity not in (None, str(found)):
             raise NeedsOperator(f"{self._path} {LOST}")
         if os.path.isfile(self._path) and os.stat(self._path).st_nlink > 1:
             raise NeedsOperator(f"{self._path} has a hard link; with two names it has two -wal")
-        connection = self._connect(self._path, "rw")
-        try:
-            self._prepare(connection)
-            self._files = self._find_files()
-            if found != self._files[:1]:
-                raise Unavailable(f"{self._path} was replaced while it was opened")
-        except BaseException:
-            connection.close()
-            raise
+        connection = self._connect("rw")
+        # The checkpoint has made -wal and -shm, if they were not there.
+        self._files = found + self._find_files("-wal", "-shm")
         self.identity, self._connection = str(found), connection
         return connection
 
@@ -154,84 +146,175 @@ class SQLiteEngine(Engine):
                 os.unlink(left)
         # Who may read the file can hold SQLite's locks, too.
         os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
-        with contextlib.closing(self._connect(new, "rw")) as connection:
+        with contextlib.closing(sqlite3.connect(new)) as connection:
             connection.executescript(SCHEMA)
         os.rename(new, self._path)  # SQLite syncs the folder when it changes the journal mode
 
-    def _connect(self, path: str, mode: str) -> sqlite3.Connection:
-        if not os.path.exists(path):
-            raise NeedsOperator(f"{path}: there is no such file")
-        return sqlite3.connect(
-            f"file:{quote(os.fsencode(path))}?mode={mode}",
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        if not os.path.exists(self._path):
+            raise NeedsOperator(f"{self._path}: there is no such file")
+        # On a full disk SQLite, which maps 32 KiB of -shm to begin with, would get a SIGBUS.
+        folder, is_needed = os.path.dirname(self._path), not os.path.exists(f"{self._path}-shm")
+        if os.access(folder, os.W_OK) and (mode == "rw" or is_needed):
+            with tempfile.TemporaryFile(dir=folder) as trial:
+                trial.write(bytes(2**16))
+        connection = sqlite3.connect(
+            f"file:{quote(os.fsencode(self._path))}?mode={mode}",
             timeout=self._busy_timeout,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=1,  # each keeps the plants that it was last used for
             uri=True,
         )
-
-    def _check_application(self, connection: sqlite3.Connection) -> None:
-        if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-            raise NeedsOperator(f"{self._path} is empty or another program's{REMEDY}")
-        if connection.execute("PRAGMA user_version").fetchone()[0] > VERSION:
-            raise NeedsOperator(f"{self._path} is of a newer version of this service; run that")
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            connection.executescript(SETTINGS)
+            if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                raise NeedsOperator(f"{self._path} {FOREIGN}")
+            if connection.execute("PRAGMA user_version").fetchone()[0] > VERSION:
+                raise NeedsOperator(f"{self._path} is of a newer version of this service; run that")
+            if mode == "rw":
+                self._prepare(connection)
+            stack.pop_all()
+        return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Set the connection up, and make all that is in the file durable."""
-        connection.executescript(DURABLE)
-        self._check_application(connection)
+        """Make all that is in the file durable."""
+        if connection.execute("SELECT strict FROM pragma_table_list('plants')").fetchone() == (0,):
+            raise NeedsOperator(f"{self._path}: plants is a view or not STRICT; {NEW_FILE}")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-            raise NeedsOperator(f"{self._path}: no WAL mode on this file system{REMEDY}")
+            raise NeedsOperator(f"{self._path}: no WAL mode on this file system; use a local disk")
         # A killed process may leave frames in the WAL that can be read but are not synced: a retry
         # would get a 200 for them. The checkpoint syncs them. The write after it restarts the WAL,
         # in case the sync of that process had failed.
-        busy, frames, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
-        if busy:
+        if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is at work on it")
-        if frames:
-            connection.execute(TRY_A_WRITE)
+        connection.execute(TRY_A_WRITE)
 
     def _find_files(self, *suffixes: str) -> list[tuple[int, int]]:
-        """Return device and inode of the file, -wal and -shm; none if one is missing."""
-        try:
+        """Return device and inode of the file, -wal and -shm, or some; none if one is missing."""
+        with contextlib.suppress(FileNotFoundError):
             found = [os.stat(self._path + suffix) for suffix in suffixes or ("", "-wal", "-shm")]
-        except FileNotFoundError:
-            return []
-        return [(status.st_dev, status.st_ino) for status in found]
+            return [(status.st_dev, status.st_ino) for status in found]
+        return []
+
+
+class LockFile:
+    """A lock that one process on the host holds at a time: flock on a file beside the database."""
+
+    def __init__(self, database: str) -> None:
+        """Make no file yet; `database` is the path of the file that is written under the lock."""
+        self.name, self._database = f"{database}-lock", database
+        self._descriptor = -1
+
+    def take(self) -> None:
+        """Take the lock, however long that takes. Raises OSError."""
+        while True:
+            if self._descriptor < 0:
+                self._descriptor = self._open()
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._descriptor), os.stat(self.name)):
+                    return
+            os.close(self._descriptor)  # it was deleted or replaced: others lock another file
+            self._descriptor = -1
+
+    def release(self) -> None:
+        """Let another process have it."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _open(self) -> int:
+        """Open the file, only for those who may write plants: who can open it can hold it."""
+        lock = os.open(self.name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        own = os.fstat(lock)
+        with contextlib.suppress(OSError):  # there is no database yet, or its group is not ours
+            status = os.stat(self._database)
+            if own.st_uid == os.geteuid() and own.st_nlink == 1:
+                # As with SQLite's own files, the one that root makes is for the database's owner.
+                os.fchown(lock, -1 if own.st_uid else status.st_uid, status.st_gid)
+                os.fchmod(lock, 0o660 if status.st_mode & stat.S_IWGRP else 0o600)
+        return lock
 
 
 def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inserted:
     """Insert the plants whose id is new, in autocommit; without plants, write nothing new."""
     if not plants:
+        connection.execute(TRY_TO_COMPILE)
         connection.execute(TRY_A_WRITE)
         return Inserted()
     # Only placeholders are put into the texts; the plants go beside them.
-    rows = ", ".join([ROW] * len(plants))
-    insert = f"INSERT INTO plants ({COLUMNS}) VALUES {rows} ON CONFLICT (id) DO NOTHING"
-    new = connection.execute(insert, [value for plant in plants for value in plant]).rowcount
-    if new == len(plants):
-        return Inserted(new)
-    ids = ", ".join("?" * len(plants))
-    select = f"SELECT {COLUMNS} FROM plants WHERE id IN ({ids})"
-    found = map(Plant._make, connection.execute(select, [plant.id for plant in plants]))
-    return Inserted(new, existing={plant.id: plant for plant in found})
+    rows, values = ", ".join([ROW] * len(plants)), [value for plant in plants for value in plant]
+    ids = [plant.id for plant in plants]
+    try:
+        # Most often all are new, and then RETURNING would take as long as the rest.
+        with contextlib.suppress(sqlite3.IntegrityError):
+            if connection.execute(INSERT % rows, values).rowcount == len(plants):
+                return Inserted(ids)
+        new = {row[0] for row in connection.execute(INSERT_NEW % rows, values)}
+    except sqlite3.DatabaseError as error:
+        if primary_code(error) not in AT_FAULT or "NULL constraint failed: plants." in str(error):
+            raise
+        connection.execute(TRY_TO_COMPILE)  # it fails if no plant is at fault
+        # Without the message, as a trigger's may have something of the plant in it.
+        raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
+    select = f"SELECT {COLUMNS} FROM plants WHERE id IN ({', '.join('?' * len(ids))})"
+    existing = {plant.id: plant for plant in map(Plant._make, connection.execute(select, ids))}
+    if existing.keys() < set(ids):
+        raise Rejected("SQLite: a trigger or a unique index keeps it out")
+    return Inserted(new, existing=existing)
 
 
-def explain(path: str, error: sqlite3.Error | OSError) -> Unavailable:
+def read_rows(connection: sqlite3.Connection, path: str) -> Iterator[Any]:
+    """Yield all rows that can be read, in the order of id. Raises NeedsOperator if some can't."""
+    gaps = []
+    low = gap = failed = -MAX_ID - 1  # all rows below `gap` were read
+    step, limit = 1, MAX_ROWS
+    while low <= MAX_ID:
+        try:
+            rows = connection.execute(SELECT, (low, limit)).fetchall()
+        except sqlite3.DatabaseError as error:
+            if primary_code(error) not in DAMAGE:
+                raise
+            if limit == 1:  # what is damaged is narrow where ids are close, and else wide
+                failed, low = low, min(low + step, max(low + 1, MAX_ID))
+                step += step // 64 + 1
+            limit = 1
+            continue
+        if step > 1:  # there may be rows that are nearer
+            low, step = failed + 1, 1
+            continue
+        if gap < low:
+            gaps.append(f"{gap} to {low - 1}")
+            limit = MAX_ROWS
+        yield from rows
+        low = gap = rows[-1][0] + 1 if rows else MAX_ID + 1
+    if gap <= MAX_ID:
+        gaps.append(f"{gap} to {MAX_ID}")
+    if gaps:
+        raise NeedsOperator(f"{path}: all but the ids {', '.join(gaps)} could be read; {DAMAGED}")
+
+
+def primary_code(error: BaseException) -> int:
+    """Return SQLite's code without its details; 0 if it is not SQLite that failed."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def explain(path: str, error: sqlite3.Error | OSError | MemoryError) -> Exception:
     """Return the error of ours that SQLite's or the system's means: one line, nothing of plants."""
-    if (code := getattr(error, "sqlite_errorcode", 0) & 0xFF) in TRANSIENT:
-        return Unavailable(f"{path}: {error}{TRANSIENT[code]}")
-    reason = getattr(error, "strerror", error)
+    if isinstance(error, sqlite3.ProgrammingError):
+        return error  # a bug, and nothing for an operator
+    code, is_full = primary_code(error), getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+    reason = getattr(error, "strerror", None) or str(error) or "out of memory"
+    if code in TRANSIENT or is_full or isinstance(error, MemoryError):
+        return Unavailable(f"{path}: {reason}")
+    if code in DAMAGE and isinstance(error, sqlite3.Error):
+        return NeedsOperator(f"{path}: {reason}; {DAMAGED}")
+    if isinstance(error, FileNotFoundError):
+        path, reason = os.path.dirname(path), "no such folder; make or mount it"
     for place in filter(os.path.exists, (path, os.path.dirname(path))):
         if not os.access(place, os.W_OK):
-            owner, user = user_name(os.stat(place).st_uid), user_name(os.geteuid())
+            names = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
+            owner, user = (names.get(n, n) for n in (os.stat(place).st_uid, os.geteuid()))
             reason = f"{reason}; {place} belongs to {owner}, and this runs as {user}"
             break
-    return NeedsOperator(f"{path}: {reason}{REMEDY}")
-
-
-def user_name(number: int) -> str:
-    """Return the name of a user, or the number where it has none."""
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(number).pw_name
-    return str(number)
+    return NeedsOperator(f"{path}: {reason}")

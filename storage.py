@@ -1,10 +1,10 @@
 """The storage: once Storage.add() returns, the plant survives a crash and a power cut.
 
-Contains no SQL and no HTTP: the engines in sqlite.py and postgresql.py know their databases.
+Contains no SQL and no HTTP, and imports no database: start.py gives it an engine.
 """
 
 import contextlib
-import logging
+import enum
 import operator
 import threading
 import time
@@ -12,23 +12,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
-from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
+from engine import Conflict, Engine, Inserted, Unavailable
 from schemas import Plant
-from sqlite import SQLiteEngine
 
-DEFAULT_URL = "sqlite:///plants.db"
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
 MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
-log = logging.getLogger("gunicorn.error.plants")  # a child of gunicorn's error log
+
+class Stored(enum.Enum):
+    """What a success means."""
+
+    NEW = "new"
+    BEFORE = "there already"
+    NOTHING = "nothing was to be stored"  # a health check
+
 
 Batch: TypeAlias = Sequence[Plant | None]  # None stands for a health check
-Outcomes: TypeAlias = Sequence[Exception | None]  # None if stored, else why not
+Outcomes: TypeAlias = Sequence[Stored | Exception]
 Gather: TypeAlias = Callable[[], None]
 Write: TypeAlias = Callable[[Batch], Outcomes]
 Call: TypeAlias = Callable[[Callable[[], Any]], Any]  # calls a function, returns what that returns
@@ -45,50 +49,22 @@ class Storage:
         `gather` gives all requests that have arrived the time to come and wait.
         """
         self.engine, self._wait_limit = engine, wait_limit
-        self.inserted = 0  # plants that were new to the database
         self.rows = engine.rows  # all plants as of now, in the order of id
         self._last_write = -CHECK_INTERVAL  # when a write succeeded, by time.monotonic()
         self._commit = GroupCommit(engine, self._write, call, gather)
 
-    @classmethod
-    def from_url(
-        cls,
-        url: str,
-        identity: str = "",
-        wait_limit: float = WAIT_LIMIT,
-        call_blocking: Call = operator.call,
-        gather: Gather = lambda: None,
-    ) -> "Storage":
-        """Return the storage that `url` names, if it is that of `identity`.
-
-        `call_blocking` is for calls that block even where gevent has made greenlets of threads.
-        Raises NeedsOperator.
-        """
-        if url.startswith("sqlite:///") and "?" not in url:
-            path = unquote(url.removeprefix("sqlite:///"), errors="surrogateescape")
-            engine: Engine = SQLiteEngine(path, identity, wait_limit / 2)
-            return cls(engine, wait_limit, call_blocking, gather)
-        if url.startswith(("postgresql://", "postgres://")):
-            from postgresql import PostgreSQLEngine  # SQLite does without psycopg
-
-            engine = PostgreSQLEngine(url, identity, wait_limit / 2)
-            return cls(engine, wait_limit, operator.call, gather)
-        raise NeedsOperator(
-            "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
-            "an absolute path) or a server like postgresql://user:password@host/database"
-        )
-
     def add(self, plant: Plant) -> None:
         """Store `plant`, or make sure that it is stored already; either is durable on return.
 
-        Raises Conflict, or, after the wait limit at most, Unavailable: the outcome is unknown.
+        Raises Conflict, Rejected, or, after the wait limit at most, Unavailable: the outcome is
+        unknown.
         """
-        (error,) = self.add_all([plant])
-        if error:
-            raise error
+        (outcome,) = self.add_all([plant])
+        if isinstance(outcome, Exception):
+            raise outcome
 
     def add_all(self, plants: Sequence[Plant]) -> Outcomes:
-        """Store many plants in few batches; return for each None or what add() would raise.
+        """Store many plants in few batches; return what became of each, or what add() would raise.
 
         Raises Unavailable once the storage is closed.
         """
@@ -96,25 +72,24 @@ class Storage:
 
     def check(self) -> None:
         """Raise Unavailable unless the database takes writes; answer within CHECK_LIMIT seconds."""
-        if time.monotonic() > self._last_write + CHECK_INTERVAL:
-            (error,) = self._commit.submit([None], CHECK_LIMIT)
-            if error:
-                raise error
+        start = time.monotonic()
+        if start > self._last_write + CHECK_INTERVAL:
+            (outcome,) = self._commit.submit([None], CHECK_LIMIT)
+            # Its batch may take longer though a part of it has been written.
+            if isinstance(outcome, Exception) and self._last_write < start:
+                raise outcome
 
-    def check_start(self) -> str:
-        """Create the database if there is none and return its identity. Raises NeedsOperator."""
-        (error,) = self._commit.submit([None], self._wait_limit)
-        if isinstance(error, NeedsOperator):
-            raise error
-        if error:
-            log.warning("the database is not available at the start: %s", error)
-        return self.engine.identity
+    def open_or_create(self) -> None:
+        """Open the database; create it if there is none and none was seen. Raises Unavailable."""
+        (outcome,) = self._commit.submit([None], self._wait_limit)
+        if isinstance(outcome, Exception):
+            raise outcome
 
     def close(self) -> None:
         """Store what is in the queue and close the connection, for good."""
         self._commit.close(self._wait_limit / 2)
 
-    def _write(self, batch: Batch) -> Outcomes:
+    def _write(self, batch: Batch, deadline: float = 0.0) -> Outcomes:
         """Write the plants of a batch, or what proves to a health check that this is possible."""
         # Sorted, as two batches with the same plants in different order can deadlock.
         plants = sorted((plant for plant in batch if plant), key=operator.attrgetter("id"))
@@ -122,32 +97,37 @@ class Storage:
             inserted = self.engine.insert(plants)
             if plants and not inserted.new and None in batch:  # maybe nothing was written
                 self.engine.insert([])
-        except Exception as error:
+        except Unavailable as error:
             self._last_write = -CHECK_INTERVAL
-            if isinstance(error, Unavailable) or len(batch) == 1:
-                return [error] * len(batch)
-            return self._write_one_by_one(batch)
-        self.inserted += inserted.new
+            return [error] * len(batch)
+        except Exception as error:
+            return [error] if len(batch) == 1 else self._write_halves(batch, deadline)
         if inserted.new or None in batch:
             self._last_write = time.monotonic()
-        return [plant and outcome(plant, inserted) for plant in batch]
+        new = set(inserted.new)
+        return [plant_outcome(plant, inserted, new) if plant else Stored.NOTHING for plant in batch]
 
-    def _write_one_by_one(self, batch: Batch) -> Outcomes:
-        """Write each by itself, so that a plant that is at fault keeps out no other."""
-        deadline = time.monotonic() + self._wait_limit / 2
+    def _write_halves(self, batch: Batch, deadline: float) -> Outcomes:
+        """Write a batch with a plant at fault in two parts, so that it keeps out no other."""
+        deadline = deadline or time.monotonic() + self._wait_limit / 2
         late = Unavailable("other plants of its batch took too long")
-        return [self._write([each])[0] if time.monotonic() < deadline else late for each in batch]
+        middle, outcomes = len(batch) // 2, list[Stored | Exception]()
+        for half in (batch[:middle], batch[middle:]):
+            is_late = time.monotonic() > deadline
+            outcomes += [late] * len(half) if is_late else self._write(half, deadline)
+        return outcomes
 
 
-def outcome(plant: Plant, inserted: Inserted) -> Exception | None:
-    """Return what kept `plant` out of its batch, or None if it is stored."""
+def plant_outcome(plant: Plant, inserted: Inserted, new: set[int]) -> Stored | Exception:
+    """Return what became of `plant`; take its id out of `new`, as the batch may have it twice."""
     if plant.id in inserted.locked:
         return Unavailable(f"plant {plant.id}: another transaction holds its row")
-    if inserted.existing is None or plant == inserted.existing.get(plant.id):
-        return None
-    if plant.id not in inserted.existing:
-        return Unavailable(f"plant {plant.id} was deleted while it was stored")
-    return Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
+    if inserted.existing is not None and plant != inserted.existing.get(plant.id):
+        return Conflict(f"id: {plant.id} is taken by another plant, which stays as it is")
+    if plant.id in new:
+        new.remove(plant.id)
+        return Stored.NEW
+    return Stored.BEFORE
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +136,7 @@ class Entry:
 
     plant: Plant | None
     done: threading.Event = field(default_factory=threading.Event)
-    error: Exception | None = None  # what kept the plant out, once it is done
+    outcome: Stored | Exception = Stored.NOTHING  # once it is done
 
 
 class GroupCommit:
@@ -189,13 +169,21 @@ class GroupCommit:
             self._queue += entries
         self._wake_up.set()
         for entry in entries:
-            if not entry.done.wait(deadline - time.monotonic()):
+            is_done = entry.done.wait(deadline - time.monotonic())
+            if not is_done and time.monotonic() > deadline + 1:  # this process was stopped itself
+                deadline = time.monotonic() + 1
+                is_done = entry.done.wait(1)
+            if not is_done:
                 obstacle = self._engine.obstacle or "the storage does not answer"
-                entry.error = Unavailable(f"gave up after {limit:.3g} s: {obstacle}")
+                entry.outcome = Unavailable(f"gave up after {limit:.3g} s: {obstacle}")
                 with contextlib.suppress(ValueError):  # it is being written
                     self._queue.remove(entry)
-        # Other requests may share an error, and its traceback would grow from one to the next.
-        return [entry.error and entry.error.with_traceback(None) for entry in entries]
+        outcomes = [entry.outcome for entry in entries]
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                # Other requests may share it, and its traceback would grow from one to the next.
+                outcome.__traceback__ = None
+        return outcomes
 
     def close(self, timeout: float) -> None:
         """Let the writer store what is queued, close the engine and end; wait some seconds."""
@@ -225,8 +213,8 @@ class GroupCommit:
 
     def _finish(self, outcomes: Outcomes) -> int:
         """Wake those who wait for the batch, which must not stay in memory; return its size."""
-        for entry, error in zip(self._batch, outcomes, strict=True):
-            entry.error = error
+        for entry, outcome in zip(self._batch, outcomes, strict=True):
+            entry.outcome = outcome
             entry.done.set()
         self._batch = []
         return len(outcomes)
