@@ -37,7 +37,9 @@ async function load() {
 
 function build(api) {
   const { description, requestBody, responses } = api.paths["/plants"].post;
-  fields = properties(requestBody.content["application/json"].schema, api).map(field);
+  const members = ({ content }) => properties(content["application/json"].schema, api);
+  const answered = members(responses[200]).map(({ name }) => name); // all but the id
+  fields = members(requestBody).map((member) => field(member, !answered.includes(member.name)));
   $("fields").replaceChildren(...fields.map(({ row }) => row));
   $("operation").textContent = description;
   $("answers").replaceChildren(...Object.entries(responses).flatMap(([status, answer]) => [
@@ -54,27 +56,26 @@ function resolve(part, api) {
 // The members of a schema: those of its own come before those it refers to.
 function properties(schema, api) {
   const { properties: members = {}, required = [], allOf = [] } = resolve(schema, api);
-  const own = Object.entries(members).map(([name, member]) => (
-    { name, schema: member, required: required.includes(name) }
-  ));
+  const own = Object.entries(members).map(([name, schema]) => ({ name, schema, required: required.includes(name) }));
   return [...own, ...[...allOf].reverse().flatMap((part) => properties(part, api))];
 }
 
-function field({ name, schema, required }) {
-  const integer = schema.type === "integer";
-  const input = element("input", {
+function field({ name, schema, required }, isId) {
+  const choices = schema.type === "boolean" ? [true, false] : schema.enum;
+  const input = element(choices ? "select" : "input", {
     id: `field-${name}`, autocomplete: "off", required, placeholder: schema.examples[0],
-    inputMode: integer ? "numeric" : "text",
+    inputMode: schema.type === "integer" ? "numeric" : "text",
   });
+  if (choices) input.append(...["", ...choices].map((choice) => element("option", {}, choice)));
+  if (schema.type !== "string") input.addEventListener("input", () => { input.value = input.value.trim(); });
   input.setAttribute("aria-describedby", `${input.id}-about ${input.id}-problem`);
   const entry = element("div", { className: "entry" }, input);
-  if (integer) {
-    const button = element("button", { type: "button", className: "small" }, `New ${name}`);
-    button.addEventListener("click", () => {
+  if (isId) {
+    const onclick = () => {
       input.value = Math.floor(Math.random() * 2 ** 53) + 1;
       input.dispatchEvent(new Event("input", { bubbles: true }));
-    });
-    entry.append(button);
+    };
+    entry.append(element("button", { type: "button", className: "small", onclick }, `New ${name}`));
   }
   const kind = `${schema.type}, ${required ? "required" : "optional"}`;
   const row = element("div", { className: "field" },
@@ -101,9 +102,11 @@ function tokenMistake() {
   return /^[!-~]+$/.test(bearer()) ? "" : "has a character that no token has";
 }
 
-// What is wrong with the value of a field, or "". Text that is no integer would not even be JSON.
-function mistake({ schema, input: { value } }) {
-  if (schema.type !== "integer" || !value) return "";
+// What is wrong with the value of a field, or "". Text that is no number would not even be JSON.
+function mistake({ schema: { type }, required, input: { value } }) {
+  if (!value) return required ? "required but missing" : "";
+  if (type === "number" && typeof parse(value) !== "number") return "must be a number, like 1.5";
+  if (type !== "integer") return "";
   if (!/^-?(0|[1-9]\d*)$/.test(value)) return "must be an integer: only digits, no spaces, no zeros in front";
   return BigInt.asIntN(64, BigInt(value)) === BigInt(value) ? "" : "must be an integer of 64 bits";
 }
@@ -112,7 +115,7 @@ function mistake({ schema, input: { value } }) {
 function body(valueOf) {
   const members = fields.map((field) => [field, valueOf(field)]).filter(([, value]) => value !== "");
   const texts = members.map(([{ name, schema }, value]) => (
-    `${JSON.stringify(name)}: ${schema.type === "integer" ? value : JSON.stringify(value)}`
+    `${JSON.stringify(name)}: ${schema.type === "string" ? JSON.stringify(value) : value}`
   ));
   return `{${texts.join(", ")}}`;
 }
@@ -126,13 +129,13 @@ async function send(event) {
   const sent = body(({ input }) => input.value);
   $("send").disabled = true;
   showAnswer("Sending…", "");
-  const answer = await request(sent).catch(() => null);
+  const [answer, text] = await request(sent).catch(() => []);
   $("send").disabled = false;
   // A button that is disabled loses the focus.
   if (document.activeElement === document.body) $("send").focus({ preventScroll: true });
   remember(answer?.status ?? "no answer", sent);
   if (!answer) return showAnswer("No answer. It is safe to send the same plant again.", "failed");
-  const { status, statusText, ok, headers, text } = answer;
+  const { status, statusText, ok, headers } = answer;
   showAnswer(`${status} ${statusText}`, ok ? "good" : "failed", headers, text);
   showProblems(complaints(status, ok ? "" : String(parse(text)?.message ?? "")));
 }
@@ -140,8 +143,7 @@ async function send(event) {
 async function request(body) {
   const headers = { "Authorization": `Bearer ${token.value}`, "Content-Type": "application/json" };
   const answer = await fetch(URL_OF_PLANTS, { method: "POST", headers, body });
-  const { status, statusText, ok } = answer;
-  return { status, statusText, ok, headers: answer.headers, text: await answer.text() };
+  return [answer, await answer.text()];
 }
 
 function parse(text) {
@@ -155,8 +157,7 @@ function parse(text) {
 function showAnswer(status, outcome, headers = new Headers(), text = "") {
   const shown = HEADERS.filter((name) => headers.has(name));
   const list = shown.flatMap((name) => [element("dt", {}, name), element("dd", {}, headers.get(name))]);
-  $("answer").replaceChildren(element("p", { className: `status ${outcome}` }, status));
-  if (list.length) $("answer").append(element("dl", {}, ...list));
+  $("answer").replaceChildren(element("p", { className: `status ${outcome}` }, status), element("dl", {}, ...list));
   if (text) {
     const pretty = JSON.stringify(parse(text), null, 2) ?? text.trimEnd();
     $("answer").append(element("pre", { tabIndex: 0, role: "group", ariaLabel: "Body" }, pretty));
@@ -195,10 +196,9 @@ function remember(status, sent) {
 // The code is a request that would succeed: examples stand for what is missing or wrong.
 function showCode() {
   const empty = fields.every(({ input }) => !input.value);
-  const sent = body((field) => {
-    if (field.input.value && !mistake(field)) return field.input.value;
-    return field.required || empty ? String(field.schema.examples[0]) : "";
-  });
+  const sent = body((field) => (
+    empty || mistake(field) ? String(field.schema.examples[0]) : field.input.value
+  ));
   const credentials = `Bearer ${$("reveal").checked && !tokenMistake() ? bearer() : "TOKEN"}`;
   const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   $("curl").textContent = `curl ${shell(URL_OF_PLANTS)} \\
