@@ -47,7 +47,6 @@ def competitors(tools: Path) -> dict[str, Competitor]:
         "ceiling": Competitor(
             "ceiling: the same settings, a constant", [*own, "ceiling:app"], ROOT, stores=False
         ),
-        "bare": Competitor("bare gunicorn, no log, a constant", [*stock, "bare:app"], stores=False),
         "forty": Competitor("forty lines, a commit for each request", forty, None, source=FORTY),
         "fastify": Competitor("Fastify + better-sqlite3, cluster", fastify),
         "uvicorn": Competitor("FastAPI + SQLModel, uvicorn", h11),

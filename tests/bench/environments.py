@@ -13,7 +13,6 @@ ENVIRONMENTS = HERE / ".venv"
 NODE = HERE / ".node"
 BUILD = HERE / ".build"
 SLOW_SYNC = BUILD / "slow_sync.so"
-TWO_PACKETS = BUILD / "two_packets"
 
 
 def environment(*requirements: Path) -> Path:
@@ -41,27 +40,23 @@ def require(*programs: str) -> None:
 
 
 def compile_c() -> None:
-    """Compile the library that makes a sync slow, and the client that sends two packets."""
+    """Compile the library that makes a sync slow."""
     BUILD.mkdir(exist_ok=True)
-    library = ["-shared", "-fPIC", "-o", str(SLOW_SYNC), str(HERE / "slow_sync.c"), "-ldl"]
-    subprocess.run(["cc", *library], check=True)
-    subprocess.run(["cc", "-O2", "-o", TWO_PACKETS, HERE / "two_packets.c"], check=True)
+    source = HERE / "slow_sync.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", SLOW_SYNC, source, "-ldl"], check=True)
 
 
-def node_packages() -> bool:
-    """Install the peer that runs on node; return whether that is possible."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not (node and npm):
-        return False
+def install_node_packages() -> None:
+    """Install the peer that runs on node."""
+    require("node", "npm")
     wanted, installed = HERE / "servers" / "package.json", NODE / "complete.json"
     if not installed.exists() or installed.read_bytes() != wanted.read_bytes():
         print("installing the peer on node; to compile SQLite takes some minutes", flush=True)
         NODE.mkdir(exist_ok=True)
         shutil.copy(wanted, NODE / "package.json")
         settings = dict(os.environ)
-        prefix = Path(node).resolve().parent.parent
+        prefix = Path(shutil.which("node")).resolve().parent.parent
         if (prefix / "include" / "node").exists():  # else npm downloads the headers
             settings.setdefault("npm_config_nodedir", str(prefix))
-        subprocess.run([npm, "install", "--silent", "--prefix", NODE], env=settings, check=True)
+        subprocess.run(["npm", "install", "--silent", "--prefix", NODE], env=settings, check=True)
         shutil.copy(wanted, installed)
-    return True

@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import NamedTuple
 
-from environments import HERE, TWO_PACKETS
+from environments import HERE
 from service import TOKEN, Service
 
 first_ids = itertools.count(10**9, 10**9)  # of the runs, so that no id comes twice
@@ -17,7 +17,6 @@ class Setting(NamedTuple):
 
     title: str
     connections: int = 32
-    client: str = "wrk"
     slow: bool = False
     database: str = "sqlite"
 
@@ -25,7 +24,6 @@ class Setting(NamedTuple):
 SETTINGS = {
     "1": Setting("1 connection", connections=1),
     "32": Setting("32 connections"),
-    "packets": Setting("32 connections, head and body in two packets", client="two packets"),
     "128": Setting("128 connections", connections=128),
     "slow": Setting("32 connections, 5 ms more for each sync", slow=True),
     "postgresql": Setting("32 connections, PostgreSQL", database="postgresql"),
@@ -40,18 +38,6 @@ class Run(NamedTuple):
     p99: float
 
 
-def command(service: Service, setting: Setting, seconds: int, order: str) -> list[str]:
-    """The command line of a client."""
-    connections, first_id = str(setting.connections), str(next(first_ids))
-    if setting.client == "two packets":
-        options = [str(service.port), TOKEN, connections, str(seconds), first_id]
-        return [str(TWO_PACKETS), *options]
-    threads = str(min(setting.connections, 2))
-    options = ["-t", threads, "-c", connections, "-d", f"{seconds}s", "--latency"]
-    options += ["--timeout", "30s", "-s", str(HERE / "post.lua")]
-    return ["wrk", *options, service.url, "--", TOKEN, first_id, order]
-
-
 def post(service: Service, setting: Setting, seconds: int, order: str = "in-order") -> Run | None:
     """Post for some seconds; None for a run in which not each 200 is a row.
 
@@ -59,8 +45,11 @@ def post(service: Service, setting: Setting, seconds: int, order: str = "in-orde
     more rows: at most one for each connection, and one of the connection that wrk tries out first.
     """
     title, before = service.competitor.title, service.count()
-    client = command(service, setting, seconds, order)
-    done = subprocess.run(client, stdout=subprocess.PIPE, text=True)
+    threads, connections = str(min(setting.connections, 2)), str(setting.connections)
+    command = ["wrk", "-t", threads, "-c", connections, "-d", f"{seconds}s", "--latency"]
+    command += ["--timeout", "30s", "-s", str(HERE / "post.lua"), service.url]
+    command += ["--", TOKEN, str(next(first_ids)), order]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(f"thrown out: {title}: it is not there any more", flush=True)
         return None

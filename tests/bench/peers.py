@@ -2,86 +2,79 @@
 
 import contextlib
 import json
-import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from calls import measure_calls
-from competitors import PYTHON_PEERS, Competitor, competitors
-from environments import HERE, ROOT, environment, node_packages
+from competitors import PYTHON_PEERS, Competitor, competitors, this_service
+from environments import BUILD, HERE, ROOT, environment, install_node_packages
 from load import SETTINGS, post
-from results import ORDERS, ROWS, Results
-from service import empty_folder, make_table, running
+from results import Results
+from service import make_table, running
 
-PARTS = ("1", "32", "128", "packets", "slow", "rows", "calls", "bodies")
+sys.path.append(str(ROOT))
+from tests.support.postgresql import running_postgresql
+
+OURS = {"ours", "other"}
+PARTS = ("1", "32", "128", "slow")
 
 
 class Peers:
     """The competitors, and a folder for what they store."""
 
-    def __init__(self, parts: Collection[str], seconds: int) -> None:
-        """`parts` are what is measured, each run for so many seconds."""
+    def __init__(self, parts: Collection[str], seconds: int, commit: str | None = None) -> None:
+        """`parts` are what is measured, each run for so many seconds.
+
+        With a `commit`, that is what the service is compared with.
+        """
         requirements = ROOT / "requirements.txt", HERE / "requirements.txt"
         self.tools = environment(*requirements)
         self.parts, self.seconds = parts, seconds
-        self.competitors = competitors(self.tools)
-        if not node_packages():
-            title = self.competitors.pop("fastify").title
-            print(f"left out: {title}, as npm is not installed", flush=True)
+        if commit:
+            self.competitors = against(commit, self.tools)
+        else:
+            self.competitors = competitors(self.tools)
+            install_node_packages()
         self.results = Results(self.competitors)
 
     def measure(self, rounds: int) -> Results:
         """Measure all of them, in turn."""
-        with tempfile.TemporaryDirectory(dir=HERE, prefix=".") as temporary:
-            folder = Path(temporary)
-            if "rows" in self.parts:
-                for order in ORDERS:
-                    fill(self.competitors["ours"], folder / order, order)
-            for _ in range(rounds):
-                for name in self.competitors:
+        with contextlib.ExitStack() as stack:
+            temporary = tempfile.TemporaryDirectory(dir=HERE, prefix=".")
+            folder, server = Path(stack.enter_context(temporary)), None
+            if "postgresql" in self.parts:
+                tempfile.tempdir = "/var/tmp"  # not in memory
+                server = stack.enter_context(running_postgresql())
+            for number in range(rounds):
+                names = list(self.competitors)[:: -1 if number % 2 else 1]
+                for name in names:
                     self._measure_load(folder, name, slow=False)
-                for name in self.competitors:
+                for name in names:
                     if self.competitors[name].stores:
                         self._measure_load(folder, name, slow=True)
-                if "rows" in self.parts:
-                    self._measure_rows(folder)
-                if "calls" in self.parts:
-                    self.results.calls.append(measure_calls(self.tools, ROOT))
-        if "bodies" in self.parts:
-            program = [self.tools / "python", "-m", "tests.support.costs"]
-            self.results.bodies = subprocess.check_output(program, cwd=ROOT, text=True)
+                    if server and name in OURS:
+                        self._measure_load(folder, name, slow=False, url=server.new_schema())
         return self.results
 
-    def _measure_load(self, folder: Path, name: str, slow: bool) -> None:
-        """One competitor, in all settings with or without the slow disk."""
-        settings = [part for part in self.parts if part in SETTINGS]
-        settings = [part for part in settings if SETTINGS[part].slow == slow]
+    def _measure_load(self, folder: Path, name: str, slow: bool, url: str = "") -> None:
+        """One competitor, in all settings with or without the slow disk, or PostgreSQL."""
+        kind = slow, "postgresql" if url else "sqlite"
+        settings = [p for p in self.parts if (SETTINGS[p].slow, SETTINGS[p].database) == kind]
         if not settings:
             return
-        with empty_folder(folder) as own:
+        with tempfile.TemporaryDirectory(dir=folder) as own:
             if name in PYTHON_PEERS:
-                make_table(own)
-            with running(self.competitors[name], own, slow=slow) as service:
+                make_table(Path(own))
+            with running(self.competitors[name], Path(own), url, slow) as service:
                 for part in settings:
                     run = post(service, SETTINGS[part], self.seconds)
                     self.results.add(name, part, run)
-                if not slow:
+                if not (slow or url):
                     self.results.starts[name].append(service.seconds_to_first)
                     if service.process.poll() is None:
                         self.results.memory[name].append(service.memory())
-
-    def _measure_rows(self, folder: Path) -> None:
-        """This service, with an empty table and with a full one."""
-        ours = self.competitors["ours"]
-        for order in ORDERS:
-            with empty_folder(folder) as own, running(ours, own) as service:
-                run = post(service, SETTINGS["32"], self.seconds, order)
-                self.results.add("ours", f"empty, {order}", run)
-            with running(ours, folder / order) as service:
-                run = post(service, SETTINGS["32"], self.seconds, order)
-                self.results.add("ours", f"full, {order}", run)
 
     def draw(self, file: Path) -> None:
         """Draw plants a second of those that store them in SQLite."""
@@ -94,15 +87,15 @@ class Peers:
         subprocess.run(program, input=json.dumps(rates), text=True, check=True)
 
 
-def fill(ours: Competitor, folder: Path, order: str) -> None:
-    """Make a database with a full table."""
-    folder.mkdir()
-    with running(ours, folder) as service:
-        pass
-    number = "n" if order == "in-order" else "((n * 2654435761) & 0xFFFFFFFF) << 20"
-    with contextlib.closing(sqlite3.connect(service.database)) as connection, connection:
-        connection.execute(
-            "WITH RECURSIVE numbers (n) AS "
-            f"(SELECT 1 UNION ALL SELECT n + 1 FROM numbers LIMIT {ROWS}) "
-            f"INSERT OR IGNORE INTO plants SELECT {number}, 'Monstera', 'indoor' FROM numbers"
-        )
+def against(name: str, tools: Path) -> dict[str, Competitor]:
+    """The service in the working tree, and the one in the commit that is called `name`."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "--verify", f"{name}^{{commit}}"]
+    commit = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
+    if not commit:
+        sys.exit(f"there is no commit {name}")
+    folder = BUILD / commit
+    folder.mkdir(exist_ok=True)
+    archive = subprocess.check_output(["git", "-C", ROOT, "archive", commit])
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+    other = this_service(commit, environment(folder / "requirements.txt"), folder)
+    return {"ours": this_service("this service", tools, ROOT), "other": other}

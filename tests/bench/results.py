@@ -8,21 +8,11 @@ import statistics
 from collections import defaultdict
 from typing import NamedTuple
 
-from calls import Calls
 from competitors import Competitor
 from load import SETTINGS, Run
 
-ROWS = 5_000_000  # of the full table
-ORDERS = ("in-order", "at-random")  # of the ids
-AT_LEAST: dict[str, float | None] = {  # ours to theirs: plants/s at 32 connections
-    "ceiling": None,
-    "bare": 0.85,
-    "forty": None,
-    "fastify": 1.1,
-    "uvicorn": 12,
-    "uvloop": 8,
-    "flask": 8,
-}
+# Ours to theirs: plants/s at 32 connections.
+AT_LEAST = {"fastify": 1.1, "uvicorn": 12, "uvloop": 8, "flask": 8}
 NONE = (math.nan,)  # where nothing was measured, or all of it was thrown out
 
 
@@ -45,8 +35,6 @@ class Results:
         self.runs: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
         self.memory: defaultdict[str, list[float]] = defaultdict(list)
         self.starts: defaultdict[str, list[float]] = defaultdict(list)
-        self.calls: list[Calls] = []
-        self.bodies = ""  # a table in Markdown
 
     def add(self, name: str, setting: str, run: Run | None) -> None:
         """Keep a run, unless it was thrown out."""
@@ -58,18 +46,10 @@ class Results:
         columns = zip(*(self.runs.get((name, setting)) or [Run(*NONE * 3)]), strict=True)
         return Run(*(statistics.median(column) for column in columns))
 
-    def ratio(self, setting: str, other: str) -> float:
-        """Ours to another's plants a second."""
-        return self.median("ours", setting).rate / self.median(other, setting).rate
-
-    def p99_ratio(self, setting: str, other: str) -> float:
-        """Ours to another's p99."""
-        return self.median("ours", setting).p99 / self.median(other, setting).p99
-
-    def full_ratio(self, order: str) -> float:
-        """Plants a second with a full table to those with an empty one."""
-        full, empty = (self.median("ours", f"{table}, {order}") for table in ("full", "empty"))
-        return full.rate / empty.rate
+    def ratio(self, setting: str, other: str, figure: str = "rate") -> float:
+        """Ours to another's plants a second, or another figure."""
+        ours, theirs = (self.median(name, setting) for name in ("ours", other))
+        return getattr(ours, figure) / getattr(theirs, figure)
 
     def targets(self) -> list[Target]:
         """The table of targets, without what was not measured."""
@@ -77,40 +57,26 @@ class Results:
         for name, wanted in AT_LEAST.items():
             if name in self.competitors:
                 title = f"{ours}{self.competitors[name].title}, plants/s"
-                at_least = f"at least {wanted}" if wanted else None
-                targets.append(Target(title, self.ratio("32", name), at_least))
+                targets.append(Target(title, self.ratio("32", name), f"at least {wanted}"))
         if "fastify" in self.competitors:
-            targets += self._beside_fastify()
-        for order in ORDERS:
-            title = f"{ROWS:,} rows / an empty table, ids {order}, plants/s"
-            targets.append(Target(title, self.full_ratio(order), None))
+            other = f"{ours}{self.competitors['fastify'].title}"
+            p99, slow = self.ratio("32", "fastify", "p99"), self.ratio("slow", "fastify")
+            targets.append(Target(f"{other}, p99", p99, "at most 0.33"))
+            targets.append(Target(f"{other}, {SETTINGS['slow'].title}", slow, "at least 18"))
+        if "other" in self.competitors:
+            targets += self._beside_another_commit()
         memory = statistics.median(self.memory.get("ours", NONE))
         start = statistics.median(self.starts.get("ours", NONE))
         targets.append(Target("memory of this service, MB (PSS)", memory, "at most 75"))
         targets.append(Target("seconds to the first 200", start, "at most 0.7"))
-        targets += self._calls()
         return [target for target in targets if not math.isnan(target.value)]
 
-    def _beside_fastify(self) -> list[Target]:
-        other = f"this service / {self.competitors['fastify'].title}"
-        third = "at most 0.33"
+    def _beside_another_commit(self) -> list[Target]:
+        other = f"this service / {self.competitors['other'].title}"
         return [
-            Target(f"{other}, p99", self.p99_ratio("32", "fastify"), third),
-            Target(f"{other}, two packets, plants/s", self.ratio("packets", "fastify"),
-                   "at least 1.1"),
-            Target(f"{other}, two packets, p99", self.p99_ratio("packets", "fastify"), third),
-            Target(f"{other}, 5 ms more for each sync, plants/s", self.ratio("slow", "fastify"),
-                   "at least 18"),
-        ]  # fmt: skip
-
-    def _calls(self) -> list[Target]:
-        columns = zip(*(self.calls or [Calls(*NONE * 2)]), strict=True)
-        application, constant = (statistics.median(column) for column in columns)
-        title = "a call of the application without a server"
-        return [
-            Target(f"{title}, us of CPU time", application, "at most 22"),
-            Target("a call of a constant on Bottle, us of CPU time", constant, None),
-            Target(f"{title} / of a constant on Bottle", application / constant, None),
+            Target(f"{other}, {setting.title}, {what}", self.ratio(key, "other", figure), None)
+            for key, setting in SETTINGS.items()
+            for what, figure in (("plants/s", "rate"), ("p99", "p99"))
         ]
 
     def shown(self, name: str, setting: str) -> str:
@@ -145,6 +111,4 @@ class Results:
             memory = statistics.median(self.memory.get(name, NONE))
             start = statistics.median(self.starts[name])
             lines.append(f"| {self.competitors[name].title} | {memory:.0f} | {start:.2f} |")
-        if self.bodies:
-            lines += ["", "## What the parsing of a body costs", "", self.bodies.rstrip()]
         return "\n".join(lines) + "\n"

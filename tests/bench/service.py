@@ -4,13 +4,11 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -127,13 +125,3 @@ def make_table(folder: Path) -> None:
     """Make the table of the Python peers, whose workers else make it at the same time and fail."""
     with contextlib.closing(sqlite3.connect(folder / "plants.db")) as connection:
         connection.executescript(f"PRAGMA journal_mode = WAL; CREATE TABLE {PEERS_TABLE}")
-
-
-@contextlib.contextmanager
-def empty_folder(parent: Path) -> Iterator[Path]:
-    """A folder for one run."""
-    folder = Path(tempfile.mkdtemp(dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
