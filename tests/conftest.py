@@ -13,6 +13,7 @@ import pytest
 from webtest import TestApp
 
 from app import create_app
+from start import get_storage
 from storage import Storage
 from tests.support.server import PATIENCE, TOKEN, Server
 
@@ -55,8 +56,8 @@ def url(database: Path) -> str:
 def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file without plants, as a start makes it: a copy is there without waiting for the disk."""
     database = tmp_path_factory.mktemp("new") / "plants.db"
-    with contextlib.closing(Storage.from_url(f"sqlite:///{database}")) as storage:
-        storage.check_start()
+    with contextlib.closing(get_storage(f"sqlite:///{database}")) as storage:
+        storage.open_or_create()
     return database
 
 
@@ -64,7 +65,7 @@ def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def storage(url: str, database: Path, new_database: Path) -> Iterator[Storage]:
     """A storage whose database is there."""
     shutil.copy(new_database, database)
-    with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
+    with contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage:
         yield storage
 
 

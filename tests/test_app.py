@@ -10,16 +10,17 @@ from functools import partial
 
 import pytest
 from bottle import Bottle
-from webtest import TestApp, TestRequest
+from webtest import TestApp, TestRequest, TestResponse
 
-from app import BODY_LIMIT, create_app, read_list, require_token
-from app import ORIGIN as ORIGIN_FORM
-from app import TOKEN as TOKEN_FORM
-from engine import NeedsOperator
+from app import BODY_LIMIT, create_app, require_token
+from engine import NeedsOperator, Rejected
 from schemas import VALIDATORS, Plant
+from start import ORIGIN as ORIGIN_FORM
+from start import TOKEN as TOKEN_FORM
+from start import read_list
 from tests.support.server import TOKEN
+from tests.support.wire import MONSTERA
 
-MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 TEXT = "🌵 \x01\n\t\"'\\ é e\u0301 \u202e \uffff \U0010ffff"
 
 
@@ -43,13 +44,15 @@ def post(client, body, **headers):
     )
 
 
-def test_a_new_plant_is_stored_and_answered_without_its_id(client, stored):
+def test_a_new_plant_is_answered_without_its_id_and_stored_once(client, stored):
+    """The same plant again is a 200 too."""
     answer = client.post_json("/plants", MONSTERA)
     assert answer.status_int == 200
     assert answer.headers.getall("Content-Type") == ["application/json"]
     assert answer.json == {"name": "Monstera", "tag": "indoor"}
     assert answer.body.endswith(b"}\n")  # a shell's prompt would follow on the same line
     VALIDATORS["plant"].validate(answer.json)
+    assert client.post_json("/plants", MONSTERA).body == answer.body
     assert stored() == [(7, "Monstera", "indoor")]
 
 
@@ -59,25 +62,25 @@ def test_a_new_plant_is_stored_and_answered_without_its_id(client, stored):
         ('{"id": 7, "name": "Sequoia"}', (7, "Sequoia", None)),
         ('{"id": 7, "name": "", "tag": ""}', (7, "", "")),
         ('{"id": 7, "name": "n", "height": 3, "x": [null]}', (7, "n", None)),
+        ('{"id": -0, "name": "n"}', (0, "n", None)),
         ('{"id": 1e3, "name": "n"}', (1000, "n", None)),
+        ('{"id": -1.50E1, "name": "n"}', (-15, "n", None)),
+        ('{"id": 0e999, "name": "n"}', (0, "n", None)),
+        ('{"id": 9007199254740992.0, "name": "n"}', (2**53, "n", None)),
+        ('{"id": -9007199254740992e0, "name": "n"}', (-(2**53), "n", None)),
+        (f'{{"id": 1.{"0" * 4298}, "name": "n"}}', (1, "n", None)),
         ('{"id": -9223372036854775808, "name": "n"}', (-(2**63), "n", None)),
         ('{"id": 9007199254740993, "name": "n"}', (2**53 + 1, "n", None)),
         ('{"id": 9223372036854775807, "name": "n"}', (2**63 - 1, "n", None)),
         (json.dumps({"id": 0, "name": TEXT, "tag": TEXT}), (0, TEXT, TEXT)),
     ],
-    ids=["no tag", "empty", "unknown members", "exponent", "lowest", "53 bits", "highest", "text"],
+    ids=lambda value: f"{value:.40}" if isinstance(value, str) else "",
 )
 def test_a_plant_is_stored_and_answered_exactly(client, stored, body, row):
     """int64, any Unicode but NUL, a tag only where there was one, and nothing that is unknown."""
     tag = {} if row[2] is None else {"tag": row[2]}
     assert post(client, body).json == {"name": row[1], **tag}
     assert stored() == [row]
-
-
-def test_the_same_plant_again_is_a_200_and_stored_once(client, stored):
-    first = client.post_json("/plants", MONSTERA)
-    assert client.post_json("/plants", MONSTERA).body == first.body
-    assert stored() == [(7, "Monstera", "indoor")]
 
 
 @pytest.mark.parametrize(
@@ -341,18 +344,45 @@ def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_aw
     assert stored()[0] == (7, "Monstera", "indoor")
 
 
-def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
-    class Broken:
+def post_to_failing(failure: Exception) -> TestResponse:
+    class Failing:
         def add(self, plant: Plant) -> None:
-            raise ZeroDivisionError("from inside")
+            raise failure
 
-    client = TestApp(create_app(Broken(), [TOKEN]))
+    client = TestApp(create_app(Failing(), [TOKEN]))
     client.authorization = ("Bearer", TOKEN)
-    answer = client.post_json("/plants", MONSTERA, expect_errors=True)
+    return client.post_json("/plants", MONSTERA, expect_errors=True)
+
+
+def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
+    answer = post_to_failing(ZeroDivisionError("from inside"))
     refused(answer, 500)
     assert "inside" not in answer.text and "Zero" not in answer.text
     assert "ZeroDivisionError: from inside" in answer.errors
     assert answer.headers["X-Request-ID"] in caplog.text
+
+
+def test_a_plant_that_the_storage_never_takes_is_a_400_whose_reason_is_in_the_log(caplog):
+    answer = post_to_failing(Rejected("violates the constraint from inside"))
+    assert "inside" not in refused(answer, 400, "to send it again does not help")
+    assert f"{answer.headers['X-Request-ID']} got a 400: violates the constraint" in caplog.text
+
+
+def test_a_token_that_has_a_name_tells_who_it_was(storage):
+    """As the access log's user; a token without a name, or a bad one, is nobody's."""
+    users = []
+    app = create_app(storage, ["web:web-token-0123456", "nobodys-token-01234"])
+
+    def observed(environ, start_response):
+        answer = app(environ, start_response)
+        users.append(environ.get("REMOTE_USER"))
+        return answer
+
+    for token in ("web-token-0123456", "nobodys-token-01234", "web:web-token-0123456", "web"):
+        client = TestApp(observed)
+        client.authorization = ("Bearer", token)
+        client.post_json("/plants", MONSTERA, expect_errors=True)
+    assert users == ["web", None, None, None]
 
 
 def test_a_route_that_says_nothing_asks_for_a_token():
@@ -392,6 +422,7 @@ def test_every_answer_has_a_new_request_id_where_the_client_sent_no_sane_one(cli
         ("PLANTS_TOKENS", TOKEN_FORM, " first-token-0123 ,second-token-0123\n",
          ["first-token-0123", "second-token-0123"]),
         ("PLANTS_TOKENS", TOKEN_FORM, "a/b+c.d_e~f-0123456789==", ["a/b+c.d_e~f-0123456789=="]),
+        ("PLANTS_TOKENS", TOKEN_FORM, "web:first-token-0123", ["web:first-token-0123"]),
         ("PLANTS_CORS_ORIGINS", ORIGIN_FORM, "*", ["*"]),
         ("PLANTS_CORS_ORIGINS", ORIGIN_FORM, "https://a.example, http://localhost:3000",
          ["https://a.example", "http://localhost:3000"]),
@@ -403,8 +434,9 @@ def test_settings_are_lists_with_commas_or_spaces(monkeypatch, variable, form, s
 
 
 BLANK = ["", " ", ","]
-NO_TOKENS = ["short", "0123456789abcde", "good-token-01234567 short", "a:colon-0123456789",
-             "=0123456789abcdef", "töken-0123456789abcdef"]  # fmt: skip
+NO_TOKENS = ["short", "0123456789abcde", "good-token-01234567 short", "web:0123456789abcde",
+             "a:b:token-0123456789", "ü:token-0123456789", "=0123456789abcdef",
+             "töken-0123456789abcdef"]  # fmt: skip
 NO_ORIGINS = ["garden.example", "https://garden.example/", "https://*", "ftp://a.example",
               "https://Garden.example", "https://garden.example:443", "http://a.example:80",
               "http://:"]  # fmt: skip

@@ -12,12 +12,10 @@ import signal
 import socket
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.support.server import Server, Writers
+from tests.support.server import Writers
 
 
 class MixedWriters(Writers):
@@ -39,12 +37,8 @@ def victims() -> list[str]:
 
 
 def test_every_acknowledged_plant_survives_kill_minus_9(
-    serve: Callable[..., Server],
-    stored: Callable[[], list[tuple[int, str, str | None]]],
-    database: Path,
-    victims: list[str],
-    record_property: Callable[[str, object], None],
-) -> None:
+    serve, stored, database, victims, record_property
+):
     """A worker or the whole service dies at any moment under load, again and again.
 
     Then all that was acknowledged is there as it was sent, and nothing that was refused.

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 
 import pytest
-from webtest import TestApp
 
 from schemas import VALIDATORS
 from tests.support.json_cases import OTHERS, REFUSED, TEXTS
@@ -12,7 +11,7 @@ from tests.support.server import HEADERS
 
 
 @pytest.fixture
-def post(client: TestApp) -> Callable[[bytes], tuple[int, dict]]:
+def post(client) -> Callable[[bytes], tuple[int, dict]]:
     def post_to_client(body: bytes) -> tuple[int, dict]:
         answer = client.post("/plants", body, HEADERS, expect_errors=True)
         return answer.status_int, answer.json

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft201909Validator
 
 import schemas
-from schemas import VALIDATORS, InvalidPlant, Plant, parse_new_plant
+from schemas import VALIDATORS, InvalidPlant, parse_new_plant
 from tests.support.costs import costs
 
 
@@ -28,30 +28,6 @@ def test_each_schema_is_described_and_fits_its_own_examples(name):
         VALIDATORS[name].validate(example)
 
 
-@pytest.mark.parametrize(
-    ("text", "plant"),
-    [
-        ('{"id": 7, "name": "Monstera"}', Plant(7, "Monstera")),
-        ('{"id": -0, "name": "n"}', Plant(0, "n")),
-        ('{"id": 1.0, "name": "n"}', Plant(1, "n")),
-        ('{"id": -1.50E1, "name": "n"}', Plant(-15, "n")),
-        ('{"id": 0e999, "name": "n"}', Plant(0, "n")),
-        ('{"id": 9007199254740992.0, "name": "n"}', Plant(2**53, "n")),
-        ('{"id": -9007199254740992e0, "name": "n"}', Plant(-(2**53), "n")),
-        (f'{{"id": 1.{"0" * 4298}, "name": "n"}}', Plant(1, "n")),
-        ('{"id": 7, "name": "\\ud83c\\udf35\\n\\u007f"}', Plant(7, "🌵\n\x7f")),
-        ('{"id": 7, "name": "n", "pot": {"size": [1.5, "x"]}}', Plant(7, "n")),
-        ('  {"id": 7, "name": "n"}\r\n', Plant(7, "n")),
-    ],
-)
-def test_what_is_a_plant(text, plant):
-    """A NewPlant is taken as it was sent: int64, any Unicode but NUL, other members ignored."""
-    parsed = parse_new_plant(text.encode())
-    assert parsed == plant
-    assert type(parsed.id) is int
-    assert parse_new_plant(json.dumps(parsed.to_json()).encode()) == plant
-
-
 OTHERS = ", ".join(f'"{number}": 0' for number in range(999))
 REFUSED = {
     "nothing": ("", "the plant is missing: nothing was sent"),
@@ -64,7 +40,7 @@ REFUSED = {
     "null": ("null", "the plant: must be an object, not null"),
     "Infinity": ('{"id": -Infinity, "name": "n"}', "the plant is not JSON, which has no -Infinity"),
     "a name twice, escaped": ('{"id": 1, "\\u0069d": 2, "name": "n"}',
-                              '"id": given more than once'),
+                              'the plant has "id" more than once'),
     "a byte order mark": ("\ufeff{}",
                           "the plant starts with a byte order mark, which JSON has no place for"),
     "text is shown as it was sent": ('{"id": "dreißig 🌵 \\u2028\\ud800", "name": ["é"]}',
@@ -104,7 +80,7 @@ REFUSED = {
     "too long a fraction": ('{"id": 1.' + "0" * 4299 + ', "name": "n"}',
                             "the plant has a number of more than 4300 digits"),
     "a name twice in what is ignored, at any depth": ('{"x": [[[[[{"a": 1, "a": 1}]]]]]}',
-                                                      '"a": given more than once'),
+                                                      'the plant has "a" more than once'),
     "members behind many others": (f'{{{OTHERS}, "name": 1, "id": ""}}',
                                    'id: must be an integer, not ""; name: must be a string, not 1'),
     "half a character behind many others": (
@@ -188,7 +164,7 @@ VALUES = ["null", "true", "0", "7", "-9223372036854775809", "9223372036854775808
 def test_both_validators_take_the_same_plants():
     """On every combination of members, of which most are wrong in one way or another.
 
-    fastjsonschema lets valid plants pass quickly, jsonschema decides and explains: each ignores
+    fastjsonschema decides quickly, jsonschema explains what is wrong: each ignores
     what its dialect does not know, so the schemas declare one that both know.
     """
     shapes = {each.schema["$id"]: each.schema for each in VALIDATORS.values()}

@@ -63,6 +63,18 @@ def test_each_request_of_a_connection_has_a_time_limit_of_its_own(server):
         assert [status for status, _ in answers(receive(connection))] == [200, 400]
 
 
+def test_the_rest_of_a_body_that_comes_late_is_no_request(server):
+    """The answer was sent at once, and the time to read on behind it is over."""
+    head = b"POST /plants HTTP/1.1\r\nHost: h\r\nContent-Length: 65536\r\n\r\n"
+    for _ in range(3):
+        with server.connect() as client, contextlib.suppress(OSError):
+            client.sendall(head)
+            for _ in range(2500):  # until it is closed
+                client.sendall(b"GET /z HTTP/1.1\r\nHost: h\r\n\r\n")
+                time.sleep(0.0005)
+    assert "/z" not in server.out
+
+
 def test_an_idle_connection_may_wait_for_longer_than_a_request_takes(serve):
     server = serve("--worker-class=tests.support.workers.Short", WEB_CONCURRENCY="1")
     with server.connect() as idle, server.connect() as late:

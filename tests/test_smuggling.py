@@ -4,7 +4,10 @@ In each body hides a whole request, with a good token, that would store plant 66
 what is one request (sections 6.3 and 7.1); what is not clear must be refused.
 """
 
+import contextlib
 import json
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from app import BODY_LIMIT
 from schemas import VALIDATORS
 from tests.support.server import TOKEN, Server, running
-from tests.support.wire import HEAD, MONSTERA, answers, chunked, post
+from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer
 
 PLANT = json.dumps(MONSTERA).encode()
 EVIL = b'{"id": 666, "name": "smuggled"}'
@@ -87,6 +90,32 @@ def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
         "closed": (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN, [400]),
     }
     assert differ(server, cases) == {}
+
+
+@pytest.mark.parametrize("way", ["Content-Length", "chunked"])
+@pytest.mark.parametrize("size", [100, BODY_LIMIT, BODY_LIMIT + 1, 2 * BODY_LIMIT + 1, 10**6])
+def test_an_answer_tells_whether_its_connection_goes_on(server, way, size):
+    """Unless it says that it closes, the next request is answered; small bodies never close it."""
+    body = b"Content-Length: %d\r\n\r\n" % size + bytes(size)
+    if way == "chunked":
+        parts = [bytes(2**15)] * (size >> 15) + [bytes(size % 2**15)] * bool(size % 2**15)
+        body = b"Transfer-Encoding: chunked\r\n\r\n" + chunked(*parts, b"")
+    for head, status in ROUTES.values():
+        with server.connect() as connection, server.connect() as other:
+            sending = threading.Thread(target=send, args=[connection, head + body])
+            sending.start()
+            answer = receive_answer(connection)
+            sending.join()
+            closes = b"\r\nConnection: close\r\n" in answer
+            send(other if closes else connection, AFTER)
+            answer += receive_answer(other if closes else connection)
+        assert [code for code, _ in answers(answer)] in ([status, 404], [413, 404])
+        assert size > 100 or not closes
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # it closes, as it has said
+        connection.sendall(data)
 
 
 def test_what_is_behind_a_body_is_a_request_of_its_own(server):

@@ -1,6 +1,6 @@
 """What stops the start: one clear line, a status that is not 0, no worker that fails for ever.
 
-More settings are in tests/ci/test_start.py.
+Options of gunicorn are in tests/ci/test_start.py.
 """
 
 import os
@@ -20,12 +20,19 @@ LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
     [
         ({"PLANTS_TOKENS": "too-short"}, "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe"),
         ({"DATABASE_URL": "mysql://host/plants"}, "DATABASE_URL must name a file"),
-        ({"DATABASE_URL": "sqlite:////no/x/plants.db"}, "/no/x/plants.db.*: No such file"),
-        ({"PORT": "http"}, "PORT must be a number from 1 to 65535, not 'http'"),
+        ({"DATABASE_URL": "sqlite:////no/x/plants.db"}, "/no/x: no such folder"),
+        ({"DATABASE_URL": "sqlite:////dev/full"}, "/dev/full is empty, damaged or another"),
+        ({"PLANTS_CORS_ORIGINS": "garden.example"}, "PLANTS_CORS_ORIGINS must be"),
+        ({"PORT": ""}, "PORT must be a number from 1 to 65535, not ''"),
+        ({"PORT": "0"}, "PORT must be a number from 1 to 65535, not '0'"),
+        ({"PORT": "65536"}, "PORT must be a number from 1 to 65535, not '65536'"),
+        ({"WEB_CONCURRENCY": "0"}, "--workers and WEB_CONCURRENCY must be 1 or more"),
+        ({"WEB_CONCURRENCY": "-1"}, "must be positive|WEB_CONCURRENCY"),
     ],
     ids=str,
 )
 def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
+    """The line says which and what to do; the master has started no worker."""
     stops_in_one_line(serve(**environment), words)
 
 
@@ -58,7 +65,7 @@ def test_a_start_that_waits_can_be_stopped(serve, number, kill):
         with connection:
             connection.settimeout(PATIENCE)
             kill(server.process.pid, number)
-            assert server.wait() == -number
+            assert server.wait() == (-number if number == signal.SIGKILL else 128 + number)
             receive(connection)  # until the process that has made it ends
     # One that has waited until its limit would have said so.
     assert LOG_LINE.sub("", server.err) == ""

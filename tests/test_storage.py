@@ -11,7 +11,8 @@ import pytest
 
 from engine import Conflict, NeedsOperator, Unavailable
 from schemas import Plant
-from storage import Storage
+from start import get_storage
+from storage import Stored
 from tests.support.server import PATIENCE
 from tests.support.users import run_in_processes
 
@@ -25,17 +26,18 @@ from tests.support.users import run_in_processes
 def test_a_url_of_no_known_kind_is_refused(wrong):
     """What is in memory only is not stored; a part of a URL, maybe a password, is not repeated."""
     with pytest.raises(NeedsOperator, match=r"DATABASE_URL must (name a file|be like)"):
-        Storage.from_url(wrong)
+        get_storage(wrong)
 
 
 def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):
     batch = [Plant(3, "n"), Plant(2**64, "n"), Plant(2, "\ud800"), Plant(1, "n"), Plant(3, "x")]
     outcomes = storage.add_all(batch)
-    assert [outcome is None for outcome in outcomes] == [True, False, False, True, False]
+    assert [outcome is Stored.NEW for outcome in outcomes] == [True, False, False, True, False]
     assert not any(isinstance(outcome, Unavailable) for outcome in outcomes)
     assert isinstance(outcomes[4], Conflict)
-    assert storage.inserted == 2
-    assert stored() == [(1, "n", None), (3, "n", None)]
+    again = [Plant(3, "n"), Plant(2, "n"), Plant(2, "n")]
+    assert storage.add_all(again) == [Stored.BEFORE, Stored.NEW, Stored.BEFORE]
+    assert stored() == [(1, "n", None), (2, "n", None), (3, "n", None)]
 
 
 def test_many_threads_of_many_processes_store_all(storage, url, stored):
@@ -48,7 +50,7 @@ def test_many_threads_of_many_processes_store_all(storage, url, stored):
                 storage.add(Plant(10**6 + number, "everybody's"))
 
         with (
-            contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage,
+            contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage,
             ThreadPoolExecutor(8) as threads,
         ):
             list(threads.map(add, range(8)))
@@ -61,27 +63,17 @@ def test_many_threads_of_many_processes_store_all(storage, url, stored):
 
 def test_many_that_start_at_once_make_one_table(url, stored):
     def start() -> None:
-        with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
-            storage.check_start()
+        with contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage:
+            storage.open_or_create()
             storage.add(Plant(7, "Monstera"))
 
     run_in_processes(*[start] * 8)
     assert stored() == [(7, "Monstera", None)]
 
 
-def test_a_health_check_changes_nothing(storage, stored, monkeypatch):
-    monkeypatch.setattr("storage.CHECK_INTERVAL", -1)  # each is a write
-    storage.check()
-    assert stored() == []
-    storage.add(Plant(1, "one"))
-    storage.check()
-    assert stored() == [(1, "one", None)]
-    assert storage.inserted == 1
-
-
 def test_rows_are_one_snapshot_in_the_order_of_id(storage, url):
     """What is stored while they are read is not among them."""
-    writer = Storage.from_url(url)
+    writer = get_storage(url)
     numbers = list(range(5000, 0, -1))
     for start in range(0, len(numbers), 200):
         writer.add_all([Plant(n, "n") for n in numbers[start : start + 200]])

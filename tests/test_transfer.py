@@ -1,26 +1,31 @@
-"""The commands dump and load: plants move as JSON Lines and nothing changes on the way."""
+"""The commands dump, load and copy: plants move and nothing changes on the way."""
 
 import contextlib
-import io
 import itertools
 import json
 import os
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+import termios
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from engine import Unavailable
 from schemas import Plant
-from storage import Storage
+from start import get_storage
+from storage import Outcomes
 from tests.support.locks import lock_held
-from tests.support.server import PATIENCE, ROOT
+from tests.support.server import PATIENCE, ROOT, wait_until
 from tests.support.users import open_folder, run_as_nobody
-from transfer import LINE_LIMIT, load, main
+from transfer import BAR, LINE_LIMIT, load, main
 
 COMMAND = [sys.executable, "transfer.py"]
 
@@ -28,30 +33,29 @@ COMMAND = [sys.executable, "transfer.py"]
 def start(*command: str, out: Any = subprocess.PIPE, given: bytes = b"") -> tuple[int, bytes]:
     """Run a command in a process of its own; return its status and standard error."""
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is for a user
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        input=given,
-        stdout=out,
-        stderr=subprocess.PIPE,
-        timeout=PATIENCE,
-    )
+    streams = {"input": given, "stdout": out, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=PATIENCE, **streams)
     return done.returncode, done.stderr
 
 
 @pytest.fixture
-def run(capfdbinary, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+def run(capfdbinary) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """Runs a command in this process; returns its status, standard output and standard error."""
 
-    def run(command: str, url: str | None, given: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    def run(command: str, *urls: str, given: bytes = b"") -> tuple[int, str, str]:
         capfdbinary.readouterr()
-        status = main([command, url] if url else [command])
+        with tempfile.TemporaryFile() as file:
+            file.write(given)
+            file.seek(0)
+            os.dup2(file.fileno(), 0)
+        status = main([command, *filter(None, urls)])
         out, errors = capfdbinary.readouterr()
         return status, out.decode(), errors.decode()
 
-    return run
+    stdin = os.dup(0)
+    yield run
+    os.dup2(stdin, 0)
+    os.close(stdin)
 
 
 PLANTS = [
@@ -74,16 +78,18 @@ def test_a_dump_loaded_elsewhere_gives_the_same_dump(run, storage, url, tmp_path
     assert '"🌵 é \\u0001 \u2028"' in dumped
 
     elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
-    status, report, errors = run("load", elsewhere, dumped.encode())
+    status, report, errors = run("load", elsewhere, given=dumped.encode())
     assert (status, errors) == (0, "")
-    assert report == "5 new, 0 there already, 0 conflicting, 0 invalid\n"
+    assert report == "5 new, 0 there already, 0 conflicting, 0 rejected, 0 invalid\n"
     assert not (tmp_path / "elsewhere.db-wal").exists()  # the database is closed
     assert run("dump", elsewhere) == (0, dumped, "")
-    status, report, _ = run("load", url, dumped.encode())
-    assert (status, report) == (0, "0 new, 5 there already, 0 conflicting, 0 invalid\n")
+    assert run("copy", elsewhere, f"{elsewhere}2") == (0, report, "")
+    assert run("dump", f"{elsewhere}2") == (0, dumped, "")
+    status, report, _ = run("copy", elsewhere, url)
+    assert (status, report) == (0, "0 new, 5 there already, 0 conflicting, 0 rejected, 0 invalid\n")
 
 
-def test_each_refused_line_is_named(run, storage, url, stored):
+def test_each_refused_line_is_named(run, storage, url, database, stored):
     storage.add(Plant(7, "Monstera"))
     lines = [
         b'{"id": 7, "name": "Monstera"}',
@@ -93,17 +99,22 @@ def test_each_refused_line_is_named(run, storage, url, stored):
         b'{"id": \r',
         b'{"id": 9, "name": "\xff"}',
         b'{"id": 9, "name": "' + b"x" * LINE_LIMIT + b'"}',
+        b'{"id": 9, "name": "Hemlock"}',
         b'{"id": 10, "name": "last, without an end"}',
     ]
-    status, report, errors = run("load", url, b"\n".join(lines))
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        refuse = "WHEN new.name = 'Hemlock' BEGIN SELECT raise(ABORT, 'poisonous'); END"
+        connection.execute(f"CREATE TRIGGER poison BEFORE INSERT ON plants {refuse}")
+    status, report, errors = run("load", url, given=b"\n".join(lines))
     assert status == 1
-    assert report == "2 new, 1 there already, 1 conflicting, 4 invalid\n"
+    assert report == "2 new, 1 there already, 1 conflicting, 1 rejected, 4 invalid\n"
     assert errors.splitlines() == [
         "line 3: id: 7 is taken by another plant, which stays as it is",
         'line 4: id: must be an integer, not "9"; name: required but missing',
         "line 5: the plant is not JSON: Expecting value at column 8",
         "line 6: the plant is not UTF-8: byte 0xff at offset 19",
         "line 7: longer than 1049600 bytes",
+        "line 8: SQLite: SQLITE_CONSTRAINT_TRIGGER",
     ]
     assert stored() == [
         (7, "Monstera", None),
@@ -116,16 +127,16 @@ def test_what_is_too_long_is_one_line(run, url, stored):
     """Its rest is not taken for others, with an end or without, and the next line is taken."""
     plant = b'{"id": 7, "name": "n"}'
     lines = b"x" * (LINE_LIMIT - 1), plant, b"x" * 3 * LINE_LIMIT, b"x" * 2 * LINE_LIMIT
-    status, report, _ = run("load", url, b"\n".join(lines))
-    assert (status, report) == (1, "1 new, 0 there already, 0 conflicting, 3 invalid\n")
+    status, report, _ = run("load", url, given=b"\n".join(lines))
+    assert (status, report) == (1, "1 new, 0 there already, 0 conflicting, 0 rejected, 3 invalid\n")
     assert stored() == [(7, "n", None)]
 
 
 def test_blank_lines_are_skipped_but_counted(run, url, stored):
     """As editors and other programs leave them; line ends may be of either kind."""
     lines = b'\n{"id": 7, "name": "n"} \r\n\r\n \t\n{"id": 8}\r\n\n'
-    status, report, errors = run("load", url, lines)
-    assert (status, report) == (1, "1 new, 0 there already, 0 conflicting, 1 invalid\n")
+    status, report, errors = run("load", url, given=lines)
+    assert (status, report) == (1, "1 new, 0 there already, 0 conflicting, 0 rejected, 1 invalid\n")
     assert errors == "line 5: name: required but missing\n"
     assert stored() == [(7, "n", None)]
 
@@ -133,8 +144,9 @@ def test_blank_lines_are_skipped_but_counted(run, url, stored):
 def test_line_numbers_go_on_across_batches(run, storage, url, stored):
     lines = [b'{"id": %d, "name": "n"}' % number for number in range(1, 1001)]
     lines[900] = b"{}"
-    status, report, errors = run("load", url, b"\n".join(lines))
-    assert (status, report) == (1, "999 new, 0 there already, 0 conflicting, 1 invalid\n")
+    status, report, errors = run("load", url, given=b"\n".join(lines))
+    assert status == 1
+    assert report == "999 new, 0 there already, 0 conflicting, 0 rejected, 1 invalid\n"
     assert errors.startswith("line 901: id: required but missing")
     assert len(stored()) == 999
 
@@ -142,23 +154,24 @@ def test_line_numbers_go_on_across_batches(run, storage, url, stored):
 def test_large_plants_are_stored_in_small_batches(url):
     """What is sent at once has to come to its end within the time limit of a request."""
     sizes, lengths = [], []
-
-    class Observed(Storage):
-        def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
-            sizes.append(sum(len(plant.name) for plant in plants))
-            lengths.append(len(plants))
-            return super().add_all(plants)
-
     names = [b"x" * length for length in (LINE_LIMIT // 2, 4000, 10) for _ in range(500)][490:]
     lines = (b'{"id": %d, "name": "%s"}\n' % numbered for numbered in enumerate(names))
-    with contextlib.closing(Observed.from_url(url, wait_limit=PATIENCE)) as storage:
-        storage.check_start()
-        counts = load(storage, io.BytesIO(b"".join(lines)))
+    with contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage:
+        add_all = storage.add_all
+
+        def observed(plants: Sequence[Plant]) -> Outcomes:
+            sizes.append(sum(len(plant.name) for plant in plants))
+            lengths.append(len(plants))
+            return add_all(plants)
+
+        storage.add_all = observed
+        load(storage, lines, counts := Counter())
     assert counts["new"] == len(names) and sum(sizes) == sum(map(len, names))
     assert max(sizes) < 2 * LINE_LIMIT and len(sizes) < 20
     assert max(lengths) == 250
 
 
+NOTHING = "0 new, 0 there already, 0 conflicting, 0 rejected, 0 invalid\n"
 WRONG = ["", "plants.db", "sqlite:///", "sqlite:///a%00b", "sqlite:///{}", "sqlite:///{}/none/x.db",
          "postgresql://u:100%@h/d"]  # fmt: skip
 
@@ -169,21 +182,51 @@ WRONG = ["", "plants.db", "sqlite:///", "sqlite:///a%00b", "sqlite:///{}", "sqli
 )
 def test_what_is_no_storage_is_refused_in_one_line(run, command, wrong, tmp_path, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "")
-    status, out, errors = run(command, wrong.format(tmp_path))
-    assert (status, out) == (1, "")
+    status, out, errors = run(command, wrong.format(tmp_path), given=b'{"id": 7, "name": "n"}')
+    assert (status, out) in [(1, ""), (1, NOTHING)]
     assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["plant.db", "none/plants.db"])
-def test_a_dump_of_a_missing_file_makes_none(run, tmp_path, name):
-    status, out, errors = run("dump", f"sqlite:///{tmp_path}/{name}")
-    assert (status, out, errors) == (1, "", f"{tmp_path}/{name}: there is no such file\n")
+@pytest.mark.parametrize("command", ["dump", "copy"])
+def test_what_reads_a_missing_file_makes_none(run, tmp_path, command, name):
+    to = f"sqlite:///{tmp_path}/to.db" if command == "copy" else ""
+    status, out, errors = run(command, f"sqlite:///{tmp_path}/{name}", to)
+    assert (status, out) == (1, NOTHING if to else "")
+    assert errors == f"{tmp_path}/{name}: there is no such file\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_is_not_utf8_can_be_told(tmp_path):
-    said = f"{tmp_path}/\\udcff.db: there is no such file\n".encode()
-    assert start(*COMMAND, "dump", f"sqlite:///{tmp_path}/%ff.db") == (1, said)
+@pytest.mark.parametrize("arguments", [["copy", "one"], ["dump", "one", "two"]])
+def test_each_command_has_its_number_of_databases(arguments):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+
+
+def test_nothing_to_load_is_a_mistake_and_nothing_to_copy_is_none(run, storage, url, tmp_path):
+    """In `dump | load` a dump that failed leaves nothing."""
+    to = f"sqlite:///{tmp_path}/to.db"
+    assert run("copy", url, to) == (0, NOTHING, "")
+    said = "nothing was loaded: standard input has no plant\n"
+    assert run("load", to, given=b"\n") == (1, NOTHING, said)
+
+
+@pytest.mark.parametrize("command", ["dump", "copy"])
+def test_what_can_be_read_of_a_damaged_file_is_not_lost(run, storage, url, database, command):
+    """Before the exit status says that it is not all."""
+    names = [letter * 3000 for letter in "abcde"]  # a page each
+    storage.add_all([Plant(number, name) for number, name in enumerate(names)])
+    storage.close()
+    with database.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\xff" * 4096)
+    status, out, errors = run(command, url, f"{url}2" if command == "copy" else "")
+    assert (status, errors.count("\n")) == (1, 1)
+    if command == "copy":
+        assert out.startswith(("3 new, ", "4 new, "))
+        _, out, _ = run("dump", f"{url}2")
+    # Python's sqlite3 reads a row ahead.
+    assert [json.loads(line)["name"] for line in out.splitlines()] in (names[:3], names[:4])
 
 
 @pytest.mark.parametrize("service", ["runs", "has ended"])
@@ -191,13 +234,14 @@ def test_a_dump_is_for_other_users_too(tmp_path, service):
     """Who may only read gets all plants, or one line where SQLite itself can't read then."""
 
     def dump() -> None:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        os.dup2(out.fileno(), 1)
+        with contextlib.redirect_stderr(errors):
             print(f"status {main(['dump', url])}", file=errors, flush=True)
 
     with open_folder() as folder, contextlib.ExitStack() as files:
         url = f"sqlite:///{folder}/plants.db"
-        with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
-            storage.check_start()
+        with contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage:
+            storage.open_or_create()
             storage.add(Plant(7, "Monstera"))
             if service == "has ended":
                 storage.close()
@@ -254,7 +298,31 @@ def test_a_lock_that_is_not_released_ends_a_load(database):
     """Loading the same lines again is safe."""
     with (
         lock_held(database),
-        contextlib.closing(Storage.from_url(f"sqlite:///{database}", wait_limit=0.1)) as storage,
+        contextlib.closing(get_storage(f"sqlite:///{database}", wait_limit=0.1)) as storage,
         pytest.raises(Unavailable, match="hold the lock"),
     ):
-        load(storage, io.BytesIO(b'{"id": 7, "name": "n"}\n'))
+        load(storage, iter([b'{"id": 7, "name": "n"}\n']), Counter())
+
+
+@pytest.mark.parametrize(("command", "end"), [("dump", b"100 plants"), ("load", b"100%")])
+def test_long_work_shows_on_a_terminal_how_far_it_is(
+    storage, url, database, tmp_path, command, end
+):
+    storage.add_all([Plant(number, "x" * 10_000) for number in range(100)])  # a pipe takes less
+    (tmp_path / "lines").write_text('{"id": 777, "name": "n"}\n' * 1000)
+    terminal, error = os.openpty()
+    termios.tcsetwinsize(error, (24, 80))
+    with (tmp_path / "lines").open("rb") as lines, lock_held(database):
+        process = subprocess.Popen(
+            [*COMMAND, command, url], cwd=ROOT, stdin=lines, stdout=subprocess.PIPE, stderr=error
+        )
+        if command == "dump":
+            process.stdout.read(1)
+        else:
+            wait_until(lambda: os.lseek(lines.fileno(), 0, os.SEEK_CUR))  # it has begun to read
+        time.sleep(BAR["delay"] + 0.1)
+    process.communicate(timeout=PATIENCE)
+    os.set_blocking(terminal, False)
+    assert end in os.read(terminal, 2**16)
+    os.close(terminal)
+    os.close(error)

@@ -11,7 +11,7 @@ from tests.support.wire import HEAD, MONSTERA, post
 
 START = """
 import sys
-from app import get_app
+from start import get_app
 %s
 print(f"Listening at: http://127.0.0.1:{port}", file=sys.stderr, flush=True)
 serve()
@@ -29,6 +29,7 @@ port, serve = server.effective_port, server.run
 SERVERS = {
     "wsgiref": {"command": [sys.executable, "-c", START % WSGIREF]},
     "waitress": {"command": [sys.executable, "-c", START % WAITRESS]},
+    "gunicorn gevent": {"arguments": ["--worker-class=gevent"]},
     "gunicorn sync": {"arguments": ["--worker-class=sync"]},
     "gunicorn gthread": {"arguments": ["--worker-class=gthread"]},
 }

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
+import socket
 
 import pytest
 
-from tests.support.server import HERE, is_alive, wait_until
-from tests.support.wire import MONSTERA, post
+from tests.support.server import GUNICORN, PATIENCE, Server, free_port, is_alive, wait_until
+from tests.support.wire import MONSTERA
 
 
 @pytest.mark.parametrize("name", ["gunicorn.glogging.Logger", "worker.AccessLogger"])
@@ -34,42 +33,83 @@ def test_any_logger_of_gunicorns_kind_will_do(serve, name):
     ]
 
 
-def test_a_log_that_is_read_late_has_all_lines(serve, tmp_path):
-    """Two workers that wait for room in it go on as soon as there is some."""
-    fifo, lines, numbers = tmp_path / "fifo", [], range(100, 300)
+def test_logs_that_nobody_reads_lose_whole_lines_and_say_so(serve, tmp_path, stored):
+    """Requests, /healthz and SIGTERM do not wait for a reader of standard output and error."""
+    fifo, count = tmp_path / "fifo", 600
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
-    server = serve(command=["sh", "-c", f'exec "$@" >{fifo}', "sh", *HERE])
-    workers = server.workers()
+    port = free_port()
+    command = ["sh", "-c", f'exec "$@" >{fifo} 2>&1', "sh", GUNICORN, "--log-level=debug"]
+    server = serve(command=[*command, f"--bind=127.0.0.1:{port}"], WEB_CONCURRENCY="1")
+    server.port = port
+    wait_until(lambda: stored_by(server, MONSTERA))
+    path = "/" + "x" * 100
+    assert {server.request("GET", path)[0] for _ in range(count)} == {404}
+    assert server.request("GET", "/healthz")[0] == 200
+    with contextlib.closing(os.fdopen(reader, "rb", 0)) as log:
+        said = log.read(2**16)
 
-    def store(number: int) -> bytes:
-        request_id = b"X-Request-ID: %d%s" % (number, b"x" * 100)
-        return server.send(post({"id": number, "name": "n"}, request_id, b"Connection: close"))
+        def is_said() -> bool:
+            nonlocal said
+            server.request("GET", path)
+            said += log.read(2**16) or b""
+            return b" lines of this log were lost\n" in said
 
-    def read() -> bool:
-        with contextlib.suppress(BlockingIOError):
-            lines.append(os.read(reader, 2**16))
-        found = re.findall(rb" 200 .* (\d+)x{100}\n", b"".join(lines))
-        return sorted(map(int, found)) == list(numbers)
+        wait_until(is_said)
+    assert 0 < said.count(path.encode()) < count
+    for line in said.splitlines():
+        assert re.fullmatch(rb"127.* [0-9a-f]{32}|\d+ lines .* lost|\[.*\].*|  \w+: .*", line), line
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert stored() == [(7, "Monstera", "indoor")]
 
-    with ThreadPoolExecutor(16) as pool, contextlib.ExitStack() as stack:
-        stack.callback(os.close, reader)
-        stored = [pool.submit(store, number) for number in numbers]
 
-        def are_stuck() -> bool:
-            done = sum(each.done() for each in stored)
-            time.sleep(1)  # none ends meanwhile; if one does, this is asked again
-            return 0 < done == sum(each.done() for each in stored) < len(stored)
+def stored_by(server: Server, plant: dict[str, object]) -> bool:
+    """Store a plant if the server, which can't say so, listens already."""
+    with contextlib.suppress(ConnectionRefusedError):
+        return server.post(plant)[0] == 200
+    return False
 
-        wait_until(are_stuck)
-        wait_until(read)
-        assert {each.result()[:15] for each in stored} == {b"HTTP/1.1 200 OK"}
-        for only in workers:  # each of them, while the other is stopped
-            for pid in workers:
-                os.kill(pid, signal.SIGCONT if pid == only else signal.SIGSTOP)
-            assert store(1).startswith(b"HTTP/1.1 200 ")
-    assert server.err.count("Booting worker") == 2
+
+def test_a_service_without_standard_output_and_error_answers(serve, stored):
+    port = free_port()
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", GUNICORN, f"--bind=127.0.0.1:{port}"]
+    server = serve(command=command)
+    server.port = port
+    wait_until(lambda: stored_by(server, MONSTERA))
+    assert server.request("GET", "/healthz")[0] == 200
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
+def test_statsd_without_a_listener_is_one_line(serve):
+    """However many metrics are sent; who listens later gets them."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
+        statsd.bind(("127.0.0.1", 0))
+        address = statsd.getsockname()
+        statsd.close()
+        server = serve(f"--statsd-host=127.0.0.1:{address[1]}", WEB_CONCURRENCY="1")
+        for _ in range(50):
+            assert server.request("GET", "/nowhere")[0] == 404
+        (worker,) = server.workers(1)
+        lines = [line for line in server.err.splitlines() if "to statsd" in line]
+        assert len(lines) == 1 and f"[{worker}] [WARNING] Error sending" in lines[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
+        statsd.bind(address)
+        statsd.settimeout(PATIENCE)
+        server.request("GET", "/nowhere")
+        assert statsd.recv(2**16).startswith(b"gunicorn.")
+
+
+def test_the_access_log_has_the_user_that_the_application_names(serve, tmp_path):
+    """The third part of the common log format."""
+    code = "def app(environ, start):\n    environ['REMOTE_USER'] = 'web'\n    start('200 OK', [])\n"
+    (tmp_path / "named.py").write_text(f"{code}    return [b'']\n")
+    server = serve(f"--pythonpath={tmp_path}", "named:app")
+    server.send(b"GET / HTTP/1.0\r\n\r\n")
+    wait_until(lambda: server.out.startswith("127.0.0.1 - web ["))
 
 
 def test_the_access_log_is_opened_anew_at_sigusr1(serve, tmp_path):

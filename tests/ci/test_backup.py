@@ -7,33 +7,30 @@ import contextlib
 import fcntl
 import os
 import re
-import signal
 import sqlite3
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from schemas import Plant
-from storage import Storage
-from tests.support.server import ROOT, Server
+from tests.support.server import GUNICORN, ROOT, wait_until
 
-Rows = list[tuple[int, str, str | None]]
 NOBODY = 65534
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """A folder for backups, whose name has what shells and SQL treat specially."""
     folder = tmp_path / "the owner's backups"
     folder.mkdir()
     return folder
 
 
-def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run one of the scripts with the environment that cron has."""
-    command = ["env", "-i", "PATH=/usr/bin:/bin", ROOT / "deploy" / script, *map(str, arguments)]
+def run(script: str, *arguments: object, url: str = "") -> subprocess.CompletedProcess[str]:
+    """Run one of the scripts with the environment that cron has, and a database's URL."""
+    environment = ["-i", "PATH=/usr/bin:/bin", f"DATABASE_URL={url}"]
+    command = ["env", *environment, ROOT / "deploy" / script, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -43,8 +40,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in files}
 
 
-def rows(database: Path) -> Rows:
-    """The plants in a file."""
+def rows(database: Path) -> list[tuple[int, str, str | None]]:
     with contextlib.closing(sqlite3.connect(database)) as connection:
         return connection.execute("SELECT id, name, tag FROM plants").fetchall()
 
@@ -59,23 +55,29 @@ def make_inconsistent(database: Path) -> None:
         )
 
 
-def test_the_newest_backups_are_kept(storage: Storage, database: Path, folder: Path) -> None:
-    """As many as the third argument says; each is the owner's alone; success is silent."""
-    for year in (2024, 2025, 2026):
-        (folder / f"plants-{year}-01-01T00-00-00.db").touch()
-    (folder / "new.db").touch()  # of one that was killed
+@pytest.mark.parametrize(("century", "word"), [(20, "ok    "), (21, "FAILED")])
+def test_the_newest_backups_are_kept(storage, database, folder, century, word):
+    """As many as the third argument says; each is the owner's alone; success is silent.
+
+    The new one is kept also if others are from the future: the check says so. Other files stay.
+    """
+    others = [folder / f"plants-{century}{year}-01-01T00-00-00.db" for year in (24, 25, 26)]
+    for file in (*others, own := folder / "plants-before the upgrade.db"):
+        file.touch()
+        os.utime(file, (2**32, 2**32))
+    for name in ("new.db", "new.db-journal"):  # of one that was killed
+        (folder / name).touch()
     storage.add(Plant(7, "Monstera", None))
     done = run("backup", database, folder, 2)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    old, new = sorted(folder.iterdir())
-    assert old.name == "plants-2026-01-01T00-00-00.db"
+    assert {own, others[2]} < set(folder.iterdir())
+    (new,) = {*folder.iterdir()} - {own, others[2]}
     assert new.stat().st_mode & 0o777 == 0o600
     assert rows(new) == [(7, "Monstera", None)]
+    assert f"{word}  the newest backup is" in run("check", folder).stdout
 
 
-def test_a_backup_that_fails_says_so_in_a_line(
-    storage: Storage, database: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_a_backup_that_fails_says_so_in_a_line(storage, database, folder, tmp_path):
     """It leaves the older ones, nothing half-made, and no file where there was none."""
     storage.add(Plant(7, "Monstera", None))
     (folder / "plants-2026-01-01T00-00-00.db").touch()
@@ -96,17 +98,25 @@ def test_a_backup_that_fails_says_so_in_a_line(
     assert "NULL value in plants.name" in refused(tmp_path / "damaged.db", folder)
     assert "no such table: plants" in refused(tmp_path / "empty.db", folder)
     assert "can't cd" in refused(database, tmp_path / "nowhere")
+    assert "has to name a folder" in refused(database, "")
     assert "to keep 0 is to keep none" in refused(database, folder, 0)
     assert "to keep all is to keep none" in refused(database, folder, "all")
-    assert "parameter not set" in refused(database)
     other = os.open(folder, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     assert "another backup is running" in refused(database, folder)
     os.close(other)
 
 
+@pytest.mark.parametrize("script", ["backup", "check", "restore", "start-with-litestream"])
+def test_other_arguments_get_a_line_that_says_which(script):
+    """And exit status 2."""
+    done = run(script, "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"usage: .*{script}.*\n", done.stderr)
+
+
 @pytest.fixture
-def killed(serve: Callable[..., Server], database: Path, folder: Path) -> Path:
+def killed(serve, database, folder) -> Path:
     """The file of a service that was killed: its last plant is in the -wal. A backup has others."""
     server = serve(WEB_CONCURRENCY="1")
     assert server.post({"id": 7, "name": "Monstera"})[0] == 200
@@ -119,7 +129,7 @@ def killed(serve: Callable[..., Server], database: Path, folder: Path) -> Path:
     return database
 
 
-def test_a_backup_leaves_the_files_as_they_are(killed: Path, tmp_path: Path) -> None:
+def test_a_backup_leaves_the_files_as_they_are(killed, tmp_path):
     """Also those of a service that was killed: whoever opens them to write ends the -wal."""
     before = contents(killed.parent)
     (tmp_path / "new").mkdir()
@@ -129,13 +139,13 @@ def test_a_backup_leaves_the_files_as_they_are(killed: Path, tmp_path: Path) -> 
     assert [number for number, _, _ in rows(backup)] == [7, 8]
 
 
-def test_a_restored_file_is_the_services_own(
-    killed: Path, folder: Path, serve: Callable[..., Server]
-) -> None:
+def test_a_restored_file_is_the_services_own(killed, folder, serve):
     """It has the old file's owner and mode. The old files are kept, and can be restored too."""
     (backup,) = folder.iterdir()
+    left = killed.with_name("restored.db-journal")  # of one that was killed
+    left.touch()
     done = run("restore", backup, killed)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr, left.exists()) == (0, "", False)
     assert done.stdout.startswith(f"restored: 1 plants from {backup}; the old files are in ")
     assert rows(killed) == [(7, "Monstera", None)]
     status = killed.stat()
@@ -148,22 +158,40 @@ def test_a_restored_file_is_the_services_own(
     done = run("restore", old / "plants.db", elsewhere / "plants.db")
     assert done.stdout.startswith("restored: 2 plants ")
     assert (elsewhere / "plants.db").stat().st_uid == NOBODY  # that of the folder
-    server = serve(DATABASE_URL=f"sqlite:///{elsewhere}/plants.db")
-    assert server.post({"id": 8, "name": "another"})[0] == 409
-    beside = run("restore", backup, elsewhere / "plants.db")
-    told = "stop the service first; if it was deleted, see docs/data.md\n"
-    assert beside.returncode == 1 and told in beside.stderr
-    assert server.post({"id": 9, "name": "new"})[0] == 200
-    server.signal(signal.SIGTERM)
-    assert server.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("[1]/plants.db", "link"), ("[1]", "link/plants.db"), ("", "data/[1]/plants.db")],
+    ids=["a linked file", "a linked folder", "a container's volume"],
+)
+def test_a_restore_sees_the_service_under_another_name(serve, folder, tmp_path, target, name):
+    """It is refused; once the service has ended, it goes to where the link leads."""
+    (tmp_path / "[1]").mkdir()  # which `find` would take for a pattern
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    mount = f'mount --bind {tmp_path} {tmp_path}/data && exec "$0" --bind 127.0.0.1:0'
+    command = ["unshare", "--mount", "sh", "-c", mount, GUNICORN]
+    server = serve(command=command, DATABASE_URL=f"sqlite:///{tmp_path / name}")
+    assert server.post({"id": 7, "name": "Monstera"})[0] == 200
+    path = tmp_path / name.removeprefix("data/")
+    assert "stop the service first" in run("restore", path, path).stderr
+    assert f" {tmp_path}/[1] is" in run("check", folder, url=f"sqlite:///{path}").stdout
+    server.kill()
+    wait_until(lambda: run("restore", path, path).returncode == 0)  # the workers end after it
+    assert (tmp_path / "link").is_symlink() and rows(path) == [(7, "Monstera", None)]
 
 
 @pytest.mark.parametrize("endings", [[""], ["", "-wal", "-shm"]])
-def test_a_file_that_was_deleted_can_be_rescued(
-    serve: Callable[..., Server], database: Path, tmp_path: Path, endings: list[str]
-) -> None:
-    """Its plants are there until the service ends, and a restore before that is refused."""
+def test_a_file_that_was_deleted_can_be_rescued(serve, database, tmp_path, endings):
+    """Its plants are there until the service ends.
+
+    A restore before that is refused, also before the service's first request.
+    """
     server = serve(WEB_CONCURRENCY="1")
+    find = ["find", f"/proc/{server.workers(1)[0]}/fd", "-lname", str(database)]
+    wait_until(lambda: subprocess.run(find, capture_output=True).stdout)
+    assert "stop the service first" in run("restore", database, database).stderr
     for number in range(20):
         assert server.post({"id": number, "name": "n"})[0] == 200
     for ending in endings:
@@ -184,8 +212,8 @@ def test_a_file_that_was_deleted_can_be_rescued(
     assert [number for number, _, _ in rows(database)][:20] == list(range(20))
 
 
-def test_without_a_sound_backup_nothing_is_changed(killed: Path, folder: Path) -> None:
-    """There is none, its path is that of a folder, or it is something else, or damaged."""
+def test_without_a_sound_backup_nothing_is_changed(killed, folder):
+    """There is none, a path is that of a folder, or it is something else, or damaged."""
     (backup,) = folder.iterdir()
     (folder / "other.db").write_text("no database")
     sqlite3.connect(folder / "empty.db").close()
@@ -196,8 +224,9 @@ def test_without_a_sound_backup_nothing_is_changed(killed: Path, folder: Path) -
     make_inconsistent(folder / "inconsistent.db")
     before = contents(killed.parent)
     names = ("no", "other", "empty", "others", "damaged", "inconsistent")
-    for choice in ("", folder, *(folder / f"{name}.db" for name in names)):
-        done = run("restore", choice, killed)
+    choices = ("", folder, *(folder / f"{name}.db" for name in names))
+    for choice, place in (*((choice, killed) for choice in choices), (backup, folder)):
+        done = run("restore", choice, place)
         assert (done.returncode != 0, done.stdout) == (True, "")
         assert done.stderr.endswith("restore: failed, and nothing was changed\n")
         assert contents(killed.parent) == before

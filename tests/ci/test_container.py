@@ -27,8 +27,6 @@ PYTHON = """
     rm /usr/lib/python3*/EXTERNALLY-MANAGED
 """
 BASE = re.search("(?m)^FROM (.+)$", (ROOT / "deploy/Dockerfile").read_text())[1]
-
-
 SERVICE = [*ROOT.glob("*.py"), *ROOT.glob("schemas/*.*"), *ROOT.glob("static/*")]
 
 
@@ -42,20 +40,14 @@ class Buildah:
 
     def __call__(self, *arguments: object) -> str:
         """Run one of its commands; return what that prints."""
-        done = subprocess.run(
-            [*self.command, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=DOWNLOAD_PATIENCE,
-        )
+        command = [*self.command, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
-def buildah(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Buildah]:
+def buildah(tmp_path_factory, request) -> Iterator[Buildah]:
     """It has the image `plants`, made by the command of docs/deploy.md, and its base."""
     folder = tmp_path_factory.mktemp("buildah")
     request.addfinalizer(lambda: shutil.rmtree(folder))
@@ -75,17 +67,14 @@ def buildah(
 
 
 @pytest.fixture
-def container(buildah: Buildah) -> Iterator[str]:
-    """A container of the image."""
+def container(buildah) -> Iterator[str]:
     name = buildah("from", "--pull-never", "localhost/plants")
     yield name
     buildah("rm", name)
 
 
 @pytest.fixture
-def start(
-    buildah: Buildah, container: str, serve: Callable[..., Server], tmp_path: Path
-) -> Iterator[Callable[[], Server]]:
+def start(buildah, container, serve, tmp_path) -> Iterator[Callable[[], Server]]:
     """Starts the service in the container, as its image says, with a volume at /data."""
     servers = []
     data = Path(buildah("mount", container)) / "data"
@@ -108,7 +97,6 @@ def start(
 
 
 def config(buildah: Buildah) -> dict[str, Any]:
-    """What the image says about how to run it."""
     found = json.loads(buildah("inspect", "--type=image", "plants"))["Docker"]["config"]
     assert isinstance(found, dict)
     return found
@@ -119,19 +107,16 @@ def processes(server: Server) -> list[int]:
     return list(dict.fromkeys(map(int, re.findall(r"\] \[(\d+)\] \[", server.err))))
 
 
-def test_the_image_has_only_what_the_service_needs(buildah: Buildah, container: str) -> None:
+def test_the_image_has_only_what_the_service_needs(buildah, container):
     """Not the tests, nor their packages, nor the docs."""
     app = Path(buildah("mount", container)) / "app"
     found = {str(file.relative_to(app)) for file in app.rglob("*") if file.is_file()}
     assert found == {str(file.relative_to(ROOT)) for file in SERVICE} | {"requirements.txt"}
     *installed, python = buildah("run", container, "sh", "-c", f"pip freeze; {VERSION}").split()
-    service = (ROOT / "requirements.txt").read_text().partition("# its tests")[0]
-    assert {line.lower() for line in installed} == pinned(service, python)
+    assert {line.lower() for line in installed} == pinned(ROOT / "requirements.txt", python)
 
 
-def test_plants_outlive_the_container(
-    buildah: Buildah, container: str, start: Callable[[], Server]
-) -> None:
+def test_plants_outlive_the_container(buildah, container, start):
     """In it the service is not root, and its health check is true. SIGTERM ends it in time."""
     check, *health = config(buildah)["Healthcheck"]["Test"]
     assert check == "CMD"
@@ -153,9 +138,7 @@ def test_plants_outlive_the_container(
     assert server.wait() == 0
 
 
-def test_the_page_says_how_much_the_image_adds(
-    buildah: Buildah, record_property: Callable[[str, object], None]
-) -> None:
+def test_the_page_says_how_much_the_image_adds(buildah, record_property):
     """To its base, in MB, give or take a few: packages differ a little between Pythons."""
     names = (f"docker.io/library/{BASE}", "localhost/plants")
     base, image = (json.loads(buildah("images", "--json", name))[0]["size"] for name in names)

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import pytest
 
 from schemas import Plant
-from storage import Storage
+from start import get_storage
 from tests.support.server import HEADERS, HERE, ROOT, TOKEN, Server, Writers
 from tests.test_crashes import test_every_acknowledged_plant_survives_kill_minus_9  # noqa: F401
 
 
 @pytest.fixture
-def victims(pytestconfig: pytest.Config) -> list[str]:
+def victims(pytestconfig) -> list[str]:
     """What is killed, one after another: --crash-rounds says how often."""
     rounds = pytestconfig.getoption("crash_rounds")
     return random.choices(["a worker", "the service"], k=rounds)
@@ -90,7 +90,7 @@ class Trace:
 
 
 @pytest.fixture
-def traced(serve: Callable[..., Server], tmp_path: Path) -> Callable[..., Server]:
+def traced(serve, tmp_path) -> Callable[..., Server]:
     """Starts the service under strace, which fills the file `trace`."""
     calls = "trace=pwrite64,fsync,fdatasync,sendto"
     strace = f"strace -f -qq -yy --seccomp-bpf -s 5000 -e {calls}".split()
@@ -105,12 +105,7 @@ def end(server: Server) -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 8])
-def test_every_200_is_sent_after_a_sync(
-    traced: Callable[..., Server],
-    tmp_path: Path,
-    clients: int,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_every_200_is_sent_after_a_sync(traced, tmp_path, clients, record_property):
     """The WAL is synced between the write that carries a plant and the plant's 200.
 
     With one client, also between the last write of all and the 200.
@@ -131,12 +126,7 @@ def test_every_200_is_sent_after_a_sync(
     )
 
 
-def test_a_plant_whose_sync_failed_is_written_again(
-    traced: Callable[..., Server],
-    tmp_path: Path,
-    failing_sync: dict[str, str],
-    stored: Callable[[], list[tuple[int, str, str | None]]],
-) -> None:
+def test_a_plant_whose_sync_failed_is_written_again(traced, tmp_path, failing_sync, stored):
     """Meanwhile it is answered with 503, and so is /healthz.
 
     A sync that failed may have left nothing to be synced, and yet nothing on the disk: the next one
@@ -157,6 +147,7 @@ def test_a_plant_whose_sync_failed_is_written_again(
     Path(failing_sync["SYNC_FAILS"]).unlink()
     assert status_of_post("again") == 200
     assert server.request("GET", "/healthz")[0] == 200
+    assert server.out.count('"GET /healthz" 503') == server.out.count("/healthz") == 8
     end(server)
     assert stored() == [(1, "one", None), (7, "name of the plant", None)]
     trace = Trace(tmp_path / "trace")
@@ -165,11 +156,7 @@ def test_a_plant_whose_sync_failed_is_written_again(
     assert trace.has_sync(anew[0].end, again.begin)
 
 
-def test_a_plant_that_was_never_synced_is_not_answered_for(
-    serve: Callable[..., Server],
-    failing_sync: dict[str, str],
-    stored: Callable[[], list[tuple[int, str, str | None]]],
-) -> None:
+def test_a_plant_that_was_never_synced_is_not_answered_for(serve, failing_sync, stored):
     """A worker that comes after the one that wrote it finds it, but can't tell that it stays."""
     plant = {"id": 7, "name": "Monstera"}
     server = serve(WEB_CONCURRENCY="1", **failing_sync)  # another would not get to write it
@@ -186,17 +173,11 @@ def test_a_plant_that_was_never_synced_is_not_answered_for(
     assert server.post(plant)[0] == 200
 
 
-FIRST_START = "import app; app.read_environment()[0].check_start()"
+FIRST_START = "import start; start.read_environment()[0].open_or_create()"
 
 
 @pytest.mark.parametrize("call", ["openat", "pwrite64", "fdatasync", "rename", "unlink"])
-def test_a_first_start_that_is_killed_is_harmless(
-    url: str,
-    database: Path,
-    stored: Callable[[], list[tuple[int, str, str | None]]],
-    call: str,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_a_first_start_that_is_killed_is_harmless(url, database, stored, call, record_property):
     """At each call that it makes in the folder of the database: the next start makes the file."""
     environment = {**os.environ, "DATABASE_URL": url, "PLANTS_TOKENS": TOKEN}
     start = [sys.executable, "-c", FIRST_START]
@@ -206,8 +187,8 @@ def test_a_first_start_that_is_killed_is_harmless(
         for name in ("", "-new", "-new-journal", "-lock", "-journal", "-wal", "-shm"):
             strace += ["-P", f"{database}{name}"]
         run = subprocess.run([*strace, "-e", inject, *start], cwd=ROOT, env=environment, timeout=60)
-        with contextlib.closing(Storage.from_url(url)) as storage:
-            storage.check_start()
+        with contextlib.closing(get_storage(url)) as storage:
+            storage.open_or_create()
             storage.add(Plant(7, "Monstera"))
         assert stored() == [(7, "Monstera", None)]
         assert not database.with_name("plants.db-new").exists()

@@ -5,19 +5,25 @@ It takes root, to mount one.
 
 import contextlib
 import fcntl
+import itertools
 import os
+import re
 import shutil
+import signal
 import sqlite3
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
 
+from schemas import Plant
+from sqlite import SCHEMA
+from start import get_storage
 from tests.support.server import Server, Writers, wait_until
+from tests.test_start import stops_in_one_line
 
-Rows = list[tuple[int, str, str | None]]
 EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h in Linux
 NO_LOG_FLUSH = struct.pack("I", 2)
 
@@ -37,6 +43,11 @@ class Disk:
     def mount(self) -> None:
         """Mount it; the file system replays its journal, as after any crash."""
         subprocess.run(["mount", "-o", "loop", self._image, self.root], check=True)
+
+    def remount(self, mode: str) -> None:
+        """Let it be "ro" or "rw", when the last of the killed processes has gone."""
+        command = ["mount", "-o", f"remount,{mode}", self.root]
+        wait_until(lambda: subprocess.run(command).returncode == 0)
 
     def unmount(self) -> None:
         """Unmount it, when the last of the killed processes has gone; then mount() takes a copy."""
@@ -72,7 +83,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+def disk(tmp_path) -> Iterator[Disk]:
     """A disk of 32 MB."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a disk")
@@ -82,7 +93,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.fixture
-def database(disk: Disk) -> Path:
+def database(disk) -> Path:
     """The SQLite file, on that disk."""
     return disk.root / "plants.db"
 
@@ -108,12 +119,8 @@ def reboot(server: Server, disk: Disk) -> None:
 
 
 def test_every_acknowledged_plant_survives_a_power_cut(
-    serve: Callable[..., Server],
-    stored: Callable[[], Rows],
-    disk: Disk,
-    database: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
+    serve, stored, disk, database, record_property
+):
     """Several, one after another, and each time the service goes on with the file as it is."""
     acknowledged: set[tuple[int, str]] = set()
     counts = (100, 1000, 5000)  # within the first checkpoint of the WAL, and beyond it
@@ -128,13 +135,7 @@ def test_every_acknowledged_plant_survives_a_power_cut(
     )
 
 
-def test_a_power_cut_takes_what_was_not_synced(
-    serve: Callable[..., Server],
-    stored: Callable[[], Rows],
-    disk: Disk,
-    failing_sync: dict[str, str],
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_a_power_cut_takes_what_was_not_synced(serve, stored, disk, failing_sync, record_property):
     """Where a sync does nothing, plants are lost: else the tests here would prove nothing."""
     server = serve(**failing_sync)
     assert server.post({"id": 10**6, "name": "synced"})[0] == 200
@@ -148,19 +149,14 @@ def test_a_power_cut_takes_what_was_not_synced(
     )
 
 
-def test_a_full_disk_is_a_503_until_there_is_room(
-    serve: Callable[..., Server],
-    stored: Callable[[], Rows],
-    disk: Disk,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_a_full_disk_is_a_503_until_there_is_room(serve, stored, disk, record_property):
     """Nothing that was acknowledged is lost, and nobody restarts the service."""
     server = serve()
     with Writers(server.port) as writers:
         assert writers.goes_on(300)
         with disk.full():
             wait_until(lambda: writers.answers[503] > 100)
-            assert server.request("GET", "/healthz")[0] == 503
+            wait_until(lambda: server.request("GET", "/healthz")[0] == 503)  # the last write is old
         assert writers.goes_on(300)
     assert server.request("GET", "/healthz")[0] == 200
     assert writers.answers.keys() == {200, 503}
@@ -173,11 +169,82 @@ def test_a_full_disk_is_a_503_until_there_is_room(
     )
 
 
-def test_a_first_start_on_a_full_disk_serves_once_there_is_room(
-    serve: Callable[..., Server], disk: Disk
-) -> None:
-    """It leaves no empty file behind, which would be refused later."""
+FILES = ("", "-wal", "-shm")
+
+
+@pytest.fixture
+def stopped(serve, disk, database) -> Callable[[Collection[str]], None]:
+    """Leaves these of the database's files: as after a power cut, or without -wal after a stop."""
+
+    def leave(files: Collection[str]) -> None:
+        server = serve()
+        assert server.post({"id": 1, "name": "one"})[0] == 200
+        kept = {suffix: Path(f"{database}{suffix}").read_bytes() for suffix in FILES}
+        server.kill() if "-wal" in files else server.signal(signal.SIGTERM)
+        server.wait()
+        for suffix in FILES:
+            file = Path(f"{database}{suffix}")
+            if suffix not in files:
+                file.unlink(missing_ok=True)
+            elif not file.exists():
+                file.write_bytes(kept[suffix])
+
+    return leave
+
+
+@pytest.mark.parametrize(
+    "files",
+    [files for count in range(4) for files in itertools.combinations(FILES, count)],
+    ids=lambda files: " ".join(f"plants.db{suffix}" for suffix in files) or "none",
+)
+def test_a_start_on_a_full_disk_serves_once_there_is_room(serve, stopped, disk, files):
+    """Whatever is there already. Nobody restarts it, and no worker is ended by SQLite's mapping.
+
+    A -wal without its file may have the only copy of some plants: that needs an operator.
+    """
+    stopped(files)
     with disk.full():
         server = serve()
-        assert server.post({"id": 1, "name": "n"})[0] == 503
-    assert server.post({"id": 1, "name": "n"})[0] == 200
+        if "" not in files and "-wal" in files:
+            return stops_in_one_line(server, "is missing, but not its -wal: restore a backup")
+        for _ in range(8):  # so that either worker is asked
+            assert server.post({"id": 2, "name": "two"})[0] == 503
+        assert "not available at the start: " in server.err
+        assert re.search(r"plants\.db\S*: (No space left|database or disk is full)", server.err)
+    assert server.post({"id": 2, "name": "two"})[0] == 200
+    assert server.post({"id": 1, "name": "another"})[0] == (409 if "" in files else 200)
+    assert server.err.count("Booting worker") == 2
+
+
+def test_a_read_only_disk_stops_the_start_until_it_can_be_written(serve, stopped, disk):
+    """In a line that says so, not to another, empty file; a backup on it can be dumped."""
+    stopped(FILES)
+    backup = disk.root / "backup.db"
+    with contextlib.closing(sqlite3.connect(backup)) as connection:
+        connection.executescript(f"{SCHEMA}; INSERT INTO plants VALUES (1, 'one', NULL)")
+    for mode in ("ro", "rw"):
+        disk.remount(mode)
+        server = serve()
+        if mode == "ro":
+            stops_in_one_line(server, r"plants\.db\S*: .*read-?only")
+            assert "DATABASE_URL" not in server.err
+            with contextlib.closing(get_storage(f"sqlite:///{backup}")) as storage:
+                assert list(storage.rows()) == [Plant(1, "one")]
+    assert server.post({"id": 1, "name": "another"})[0] == 409
+
+
+def test_a_disk_that_is_mounted_late_is_no_reason_for_a_new_file(serve, disk):
+    """If the file has a folder of its own there, which the start then misses and names."""
+    folder = disk.root / "data"
+    folder.mkdir()
+    url = f"sqlite:///{folder}/plants.db"
+    for mounted in (True, False, True):
+        server = serve(DATABASE_URL=url)
+        if not mounted:
+            stops_in_one_line(server, f"{folder}: no such folder; make or mount it")
+            disk.mount()
+            continue
+        assert server.post({"id": 1, "name": "n"})[0] == 200
+        server.kill()
+        if not list(disk.root.parent.glob("server1.*")):
+            disk.unmount()

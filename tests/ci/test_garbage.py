@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable
-from fractions import Fraction
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from webtest import TestApp
 
 from app import create_app
 from schemas import VALIDATORS
-from storage import Storage
+from start import get_storage
 from tests.support.server import HEADERS, PATIENCE, TOKEN, receive
 from tests.support.wire import answers
 
@@ -88,8 +87,8 @@ def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
 
 def test_what_is_a_plant_is_stored_exactly_in_postgresql(postgresql_url, postgresql_stored):
     """The same plants, in the other engine."""
-    with contextlib.closing(Storage.from_url(postgresql_url, wait_limit=PATIENCE)) as storage:
-        storage.check_start()
+    with contextlib.closing(get_storage(postgresql_url, wait_limit=PATIENCE)) as storage:
+        storage.open_or_create()
         post_plants(TestApp(create_app(storage, [TOKEN])), postgresql_stored)
 
 
@@ -111,33 +110,6 @@ def post_plants(client: TestApp, stored: Callable[[], list]) -> None:
 
     check()
     assert stored() == sorted(known.values())
-
-
-def test_only_whole_numbers_of_64_bits_are_ids(client, stored):
-    """As the fractions that the digits stand for say; beyond 2**53 in digits alone."""
-    known = set()
-    ends = st.sampled_from(["", "e0", "E+0", "e-1", "E1", "e2"])
-    nearly = st.tuples(EDGES, st.integers(0, 30), st.integers(0, 9), ends).map(
-        lambda parts: "{}.{:0>{}}{}".format(parts[0], parts[2], parts[1] + 1, parts[3])
-    )
-    plain = st.from_regex(
-        r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,9})?([eE][+-]?[0-9]{1,2})?", fullmatch=True
-    )
-
-    @made_up(600)
-    @given(nearly | plain | EDGES.map(str))
-    def check(text: str) -> None:
-        value = Fraction(text)
-        limits = INT64 if text.removeprefix("-").isdigit() else EXACT
-        good = value.denominator == 1 and int(value) in limits
-        body = f'{{"id": {text}, "name": "n"}}'.encode()
-        answer = client.post("/plants", body, HEADERS, expect_errors=True)
-        assert answer.status_int == (200 if good else 400), text
-        if good:
-            known.add((int(value), "n", None))
-
-    check()
-    assert stored() == sorted(known)
 
 
 # bytes

@@ -9,12 +9,11 @@ import os
 import random
 import signal
 from collections import defaultdict
-from collections.abc import Callable
 
 import psycopg
 import pytest
 
-from tests.support.server import PATIENCE, Server, Writers, wait_until
+from tests.support.server import PATIENCE, Writers, wait_until
 
 IDS, NAMES = 400, ("a", "b", "c")
 
@@ -42,18 +41,11 @@ class Rivals(Writers):
 
 
 @pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
-def test_one_plant_of_an_id_is_stored_and_all_are_told_so(
-    serve: Callable[..., Server],
-    request: pytest.FixtureRequest,
-    engine: str,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_one_plant_of_an_id_is_stored_and_all_are_told_so(serve, request, engine, record_property):
     """While workers are killed, and the connections of PostgreSQL."""
-    if engine == "SQLite":
-        server, stored = serve(), request.getfixturevalue("stored")
-    else:
-        url = request.getfixturevalue("postgresql_url")
-        server, stored = serve(DATABASE_URL=url), request.getfixturevalue("postgresql_stored")
+    prefix = "postgresql_" if engine == "PostgreSQL" else ""
+    url, stored = (request.getfixturevalue(prefix + name) for name in ("url", "stored"))
+    server = serve(DATABASE_URL=url)
     with Rivals(server.port) as rivals:
         for _ in range(5):
             rivals.go_on()

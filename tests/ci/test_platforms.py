@@ -9,26 +9,16 @@ import re
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import (
-    GUNICORN,
-    PATIENCE,
-    ROOT,
-    Server,
-    free_port,
-    wait_until,
-)
-
-MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
-Rows = list[tuple[int, str, str | None]]
+from tests.support.server import GUNICORN, PATIENCE, ROOT, free_port, wait_until
+from tests.support.wire import MONSTERA
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Path:
+def code(tmp_path) -> Path:
     """A copy of what the Dockerfile copies."""
     folder = tmp_path / "code"
     folder.mkdir()
@@ -43,9 +33,7 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
-def test_one_line_says_what_was_started_and_where(
-    serve: Callable[..., Server], url: str, database: Path, postgresql_url: str, engine: str
-) -> None:
+def test_one_line_says_what_was_started_and_where(serve, url, database, postgresql_url, engine):
     """It has versions, storage, workers and address, and no password."""
     storage = rf"SQLite {re.escape(sqlite3.sqlite_version)} in {database}"
     if engine == "PostgreSQL":
@@ -62,9 +50,7 @@ def test_one_line_says_what_was_started_and_where(
     assert "canary" not in server.err and "WARNING" not in server.err
 
 
-def test_that_line_says_if_a_server_was_not_reached(
-    serve: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_that_line_says_if_a_server_was_not_reached(serve, tmp_path):
     """It has nothing from the URL, of which each part can be a password in a wrong place."""
     server = serve(DATABASE_URL=f"postgresql://canary:canary@/canary?host={tmp_path}")
     server.workers()
@@ -72,28 +58,11 @@ def test_that_line_says_if_a_server_was_not_reached(
     assert "canary" not in server.err
 
 
-def test_the_access_log_has_no_health_checks_unless_they_fail(
-    serve: Callable[..., Server], database: Path
-) -> None:
-    """Platforms send one every few seconds."""
-    server = serve()
-    for method in ("GET", "HEAD"):
-        assert server.request(method, "/healthz")[0] == 200
-    assert server.request("POST", "/healthz")[0] == 405
-    os.rename(database, f"{database}.away")
-    wait_until(lambda: server.request("GET", "/healthz")[0] == 503)  # the last write is old
-    wait_until(lambda: server.out.count("\n") >= 2)
-    logged = re.findall(r'"(\w+ /healthz)" (\d+)', server.out)
-    assert sorted(logged) == [("GET /healthz", "503"), ("POST /healthz", "405")]
-
-
 # What platforms set and do.
 
 
 @pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
-def test_it_runs_in_the_environment_of_a_platform(
-    serve: Callable[..., Server], url: str, postgresql_url: str, code: Path, engine: str
-) -> None:
+def test_it_runs_in_the_environment_of_a_platform(serve, url, postgresql_url, code, engine):
     """It takes Heroku's gunicorn options, no home, and a code folder that can't be written to."""
     for folder in (code, code / "schemas", code / "static"):
         folder.chmod(0o555)
@@ -116,27 +85,45 @@ def test_it_runs_in_the_environment_of_a_platform(
     assert server.post({**MONSTERA, "name": "another"})[0] == 409
     wait_until(lambda: server.out.count("POST /plants") == 2)
     assert not (code / "__pycache__").exists()
+    assert "WARNING" not in server.err
+
+
+def test_plants_in_the_folder_of_the_code_are_worth_a_warning(serve, code):
+    """One: who deploys by git push loses them with the next one."""
+    command = ["sh", "-c", 'cd "$0" && exec "$@"', str(code), GUNICORN]
+    server = serve(command=command, DATABASE_URL=None, PORT=str(free_port()))
+    server.workers()
+    (line,) = re.findall(r"\[WARNING\] (.*)", server.err)
+    assert line.startswith("DATABASE_URL is not set: a deploy may delete SQLite ")
+    assert line.endswith(f" in {code}/plants.db")
 
 
 # systemd
 
 
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
+def test_systemd_takes_the_units(tmp_path):
     """It has not a word to say about an option or a value."""
-    for unit in [*ROOT.glob("deploy/*.service"), *ROOT.glob("deploy/*.timer")]:
+    kinds = ("service", "socket", "timer")
+    units = [unit for kind in kinds for unit in ROOT.glob(f"deploy/*.{kind}")]
+    for unit in units:
         text = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text())  # it exists
         (tmp_path / unit.name).write_text(text)
     verify = ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.iterdir())]
     done = subprocess.run(verify, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    said = f"{done.stdout}{done.stderr}".splitlines()  # about units of other programs, too
+    assert [line for line in said if any(unit.name in line for unit in units)] == []
 
 
-def test_the_curl_line_for_a_socket_stores_a_plant(
-    serve: Callable[..., Server], tmp_path: Path, stored: Callable[[], Rows]
-) -> None:
-    """A proxy on the same machine may be served through a Unix socket."""
-    server = serve(command=[GUNICORN, "--bind", f"unix:{tmp_path}/s"], PLANTS_TOKENS=None)
+ADDRESSES = ["[::]:{0}", ":{0}", "127.0.0.1:{0} --reuse-port", "[::]:{0} --reuse-port"]
+
+
+@pytest.mark.parametrize("address", ["'unix:{1}/a socket'", *ADDRESSES])
+def test_the_curl_line_stores_a_plant(serve, tmp_path, stored, address):
+    """Whatever the service listens on: a proxy of the same machine may want a Unix socket."""
+    options = address.format(free_port(), tmp_path)
+    server = serve(command=["sh", "-c", f"exec '{GUNICORN}' --bind {options}"], PLANTS_TOKENS=None)
     curl = wait_until(lambda: re.search(r"\ncurl (?:.*\n){3}", server.err))[0]
+    curl = curl.replace("curl", "curl --retry 9 --retry-connrefused", 1)
     answer = subprocess.run(["sh", "-c", curl], stdout=subprocess.PIPE, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
     assert stored() == [(7, "Monstera", "indoor")]

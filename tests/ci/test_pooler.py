@@ -7,13 +7,13 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 
-from tests.support.postgresql import USER, PostgreSQL
-from tests.support.server import PATIENCE, Server, Writers, wait_until
+from tests.support.postgresql import USER
+from tests.support.server import PATIENCE, Writers, wait_until
 
 ROLE = "pooled"
 NOTE_SETTINGS = """
@@ -26,7 +26,7 @@ NOTE_SETTINGS = """
 
 
 @pytest.fixture(params=["session", "transaction"])
-def pooler_url(postgresql: PostgreSQL, request: pytest.FixtureRequest) -> Iterator[str]:
+def pooler_url(postgresql, request) -> Iterator[str]:
     """The URL of a pooler, for a role whose commits do not wait for the disk."""
     if not (program := shutil.which("pgbouncer", path="/usr/sbin:/usr/bin")):
         pytest.skip("pgbouncer is not installed")
@@ -57,7 +57,7 @@ def pooler_url(postgresql: PostgreSQL, request: pytest.FixtureRequest) -> Iterat
         pooler.wait(PATIENCE)
 
 
-def test_a_pooler_changes_nothing(serve: Callable[..., Server], pooler_url: str) -> None:
+def test_a_pooler_changes_nothing(serve, pooler_url):
     """Every plant is stored after a commit that waited, and no setting stays behind for others."""
     wanted = 3 if "transaction" in pooler_url else 1  # sessions: each lives for a second
     server = serve(DATABASE_URL=pooler_url)

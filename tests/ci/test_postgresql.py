@@ -5,7 +5,12 @@ What every engine does is in test_on_postgresql.py, fail-over to a standby in te
 
 import contextlib
 import gc
+import os
+import random
+import re
+import signal
 import socket
+import string
 import struct
 import subprocess
 import sys
@@ -17,13 +22,14 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from engine import NeedsOperator, Unavailable
+from engine import Conflict, NeedsOperator, Rejected, Unavailable
 from postgresql import CANCEL_LIMIT, LostConnection, PostgreSQLEngine, explain
 from schemas import Plant
-from storage import Storage
+from start import get_storage
+from storage import Storage, Stored
 from tests.support.on_postgresql import *  # noqa: F403
 from tests.support.postgresql import PostgreSQL, running_postgresql
-from tests.support.server import PATIENCE, ROOT, TOKEN, Writers, receive, wait_until
+from tests.support.server import PATIENCE, ROOT, TOKEN, Writers, receive, succeeds, wait_until
 from tests.test_start import stops_in_one_line
 
 SOON = 2 * (CANCEL_LIMIT + 1)  # seconds; a wait limit that leaves the engine one second
@@ -58,8 +64,9 @@ def start() -> Iterator[Callable[..., Storage]]:
     with contextlib.ExitStack() as stack:
 
         def start(url: str, **options: float) -> Storage:
-            storage = stack.enter_context(contextlib.closing(Storage.from_url(url, **options)))
-            storage.check_start()
+            storage = stack.enter_context(contextlib.closing(get_storage(url, **options)))
+            with contextlib.suppress(LostConnection):
+                storage.open_or_create()
             return storage
 
         yield start
@@ -111,14 +118,6 @@ def before_insert(connection: psycopg.Connection, statements: str) -> None:
     )
 
 
-def succeeds(call: Callable[[], None]) -> bool:
-    """Return whether a call finds the storage available."""
-    with contextlib.suppress(Unavailable):
-        call()
-        return True
-    return False
-
-
 # What stops the start.
 
 
@@ -132,12 +131,12 @@ def succeeds(call: Callable[[], None]) -> bool:
         "TABLE plants (id bigint PRIMARY KEY, name varchar(9) NOT NULL, tag text)",
         "TABLE plants (id integer PRIMARY KEY, name text NOT NULL, tag text)",
         "TABLE plants (id bigint NOT NULL, name text NOT NULL, tag text)",
+        "TABLE plants (id bigint PRIMARY KEY DEFERRABLE, name text NOT NULL, tag text)",
         "UNLOGGED TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)",
         "VIEW plants AS SELECT 1::bigint AS id, ''::text AS name, ''::text AS tag",
     ],
 )
 def test_a_table_of_another_shape_is_refused(start, url, connection, table):
-    """A table that was made for something else, or would lose plants, is not used."""
     connection.execute(f"CREATE {table}")
     with pytest.raises(NeedsOperator, match=r"differs in|matching the ON CONFLICT"):
         start(url)
@@ -161,7 +160,6 @@ def test_a_table_may_have_more_columns(start, storage, url, connection, sessions
 
 
 def test_a_database_that_cannot_hold_any_text_is_refused(start, postgresql):
-    """A database in another encoding than UTF-8 is not used."""
     postgresql.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     with pytest.raises(NeedsOperator, match="in LATIN1, not UTF8"):
         start(postgresql.url("latin"))
@@ -178,7 +176,6 @@ def test_missing_rights_are_refused(start, storage, connection, schema, make_rol
 
 
 def test_no_right_to_create_the_table_is_refused(start, make_role):
-    """Where there is no table, a role that may not make one is told so."""
     with pytest.raises(NeedsOperator, match="permission denied for schema"):
         start(make_role(""))
 
@@ -188,7 +185,7 @@ def test_no_right_to_create_the_table_is_refused(start, make_role):
     ['FATAL:  password authentication failed for user "u"', "fe_sendauth: no password supplied",
      'FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d", no encryption',
      'FATAL:  role "u" is not permitted to log in', 'FATAL:  permission denied for database "d"',
-     "server does not support SSL, but SSL was required"],
+     "FATAL:  no such database: d", "server does not support SSL, but SSL was required"],
 )  # fmt: skip
 def test_a_server_that_refuses_the_user_needs_the_operator(message):
     """Such an error has no code."""
@@ -209,7 +206,7 @@ def test_one_of_several_servers_that_refuses_does_not_stop_the_start(start, url,
 def test_no_part_of_a_password_is_told(caplog, secret):
     """A password that is not percent-encoded can be taken for another part of the URL."""
     with pytest.raises(NeedsOperator, match="percent-encoded") as refusal:
-        Storage.from_url(f"postgresql://u:{secret}@h/d")
+        get_storage(f"postgresql://u:{secret}@h/d")
     assert "SECRET" not in str(refusal.value) + caplog.text
 
 
@@ -235,13 +232,83 @@ def test_a_wrong_url_stops_the_start_in_one_line(serve, url, change, words):
     stops_in_one_line(serve(DATABASE_URL=url.replace(*change)), words)
 
 
+# What others may put where PostgreSQL looks for names.
+
+
+# A view, a type, a function and an operator for each that PostgreSQL has, but for those that can't
+# be made, and some that match better what has no type. Whichever is used, it counts.
+SHADOWS = """
+    CREATE SEQUENCE public.uses;
+    GRANT ALL ON SEQUENCE public.uses TO PUBLIC;
+    SET search_path = pg_catalog;
+    CREATE FUNCTION public.is_used() RETURNS bool LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM nextval('public.uses'); RAISE 'used'; END $$;
+    CREATE VIEW public.pg_attribute AS SELECT attrelid FROM pg_attribute WHERE public.is_used();
+    DO $do$ DECLARE shadow text; BEGIN FOR shadow IN
+        SELECT format('VIEW public.%I AS SELECT * FROM %1$I WHERE public.is_used()', relname)
+        FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind IN ('r', 'v')
+    UNION ALL
+        SELECT format('DOMAIN public.%I AS %1$I CHECK (public.is_used())', typname)
+        FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype = 'b'
+    UNION ALL
+        SELECT format('FUNCTION public.%I(%s) RETURNS %s LANGUAGE plpgsql AS '
+            '$$ BEGIN PERFORM public.is_used(); END $$', proname, types, result)
+        FROM (SELECT proname, oidvectortypes(proargtypes), pg_get_function_result(oid)
+            FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f'
+            UNION VALUES ('json_array_elements', 'text', 'SETOF json'),
+                ('concat', 'regnamespace, text', 'text'), ('equal', 'oid, regclass', 'bool'),
+                ('concat', 'name, text, regnamespace, text, name, text', 'text')
+        ) AS functions (proname, types, result)
+    UNION ALL
+        SELECT format('OPERATOR public.%s (%s RIGHTARG = %s, FUNCTION = public.%s)', oprname,
+            'LEFTARG = ' || nullif(oprleft, 0)::regtype || ',', oprright::regtype, oprcode)
+        FROM pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace
+    UNION ALL VALUES
+        ('OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.equal)')
+    LOOP
+        BEGIN EXECUTE 'CREATE ' || shadow; EXCEPTION WHEN OTHERS THEN END;
+    END LOOP; END $do$"""
+
+
+@pytest.mark.parametrize("path", ["public, pg_catalog", '"an odd %s {0} ""schema""", public'])
+def test_nobody_elses_functions_are_called(start, own_server, monkeypatch, path):
+    """A role that may create in schema public does not get its code run by the service's role."""
+    monkeypatch.setattr("storage.CHECK_INTERVAL", -1)  # each is a write
+    own_server.execute(
+        "CREATE ROLE mallory LOGIN; CREATE ROLE service LOGIN SUPERUSER; "
+        'CREATE SCHEMA "an odd %s {0} ""schema"""; GRANT CREATE ON SCHEMA public TO mallory; '
+        f"ALTER ROLE service SET search_path = {path}"
+    )
+    mallory, url = [
+        own_server.url().replace("=postgres", f"={role}") for role in ("mallory", "service")
+    ]
+    with psycopg.connect(mallory, autocommit=True) as connection:
+        connection.execute(SHADOWS)
+    start(url)
+    storage = start(url)
+    assert storage.add_all([MONSTERA, Plant(8, "n")]) == [Stored.NEW] * 2
+    with psycopg.connect(url) as other:
+        other.execute("UPDATE plants SET tag = 'held'; INSERT INTO plants VALUES (9, 'n')")
+        batch = [MONSTERA, Plant(8, "n"), Plant(9, "n"), Plant(10, "n")]
+        outcomes = storage.add_all(batch)
+        assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3 + [Stored]
+        other.rollback()
+    wait_until(lambda: succeeds(lambda: storage.add(MONSTERA)))
+    assert isinstance(*storage.add_all([Plant(7, "other")]), Conflict)
+    storage.check()
+    assert list(storage.rows()) == [MONSTERA, Plant(8, "n"), Plant(10, "n")]
+    assert own_server.execute("SELECT is_called FROM public.uses") == [(False,)]
+
+
 # A server that is away, or does not answer.
 
 
 def test_a_server_that_is_away_at_the_start_is_waited_for(serve, own_server):
     """The service says 503 until the server is there, then makes the table and serves."""
     own_server.stop()
-    server = serve("app:get_app(wait_limit=4)", DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
+    server = serve(
+        "start:get_app(wait_limit=4)", DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1"
+    )
     assert server.request("GET", "/openapi.json")[0] == 200
     assert "the database is not available at the start: PostgreSQL: conn" in server.err
     status, headers, _ = server.request("GET", "/healthz")
@@ -272,35 +339,6 @@ def test_while_the_server_is_known_to_be_away_all_fails_at_once(start, own_serve
     storage.add(MONSTERA)  # on another connection: the first failure is over
 
 
-def test_how_often_a_server_that_is_away_is_tried(monkeypatch, caplog):
-    """Half of the time batches fail at once: here each attempt to connect takes two seconds."""
-    now, attempts = 0.0, []
-
-    def connect(**_: object) -> None:
-        nonlocal now
-        attempts.append(now)
-        now += 2
-        raise psycopg.OperationalError("no route")
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr("postgresql.Connection.connect", connect)
-    monkeypatch.setattr("postgresql.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    engine = PostgreSQLEngine("postgresql://h/d", "", 3 + CANCEL_LIMIT)
-    failed_at = []
-    for wait in (0, 0, 1.9, 0.2, 0):
-        now += wait
-        with pytest.raises(LostConnection, match="no route"):
-            engine.insert([MONSTERA])
-        failed_at.append(now)
-    assert engine.obstacle == "PostgreSQL: no route"  # what a request that gives up says
-    assert attempts == pytest.approx([0, 2.2, 6.3])
-    assert failed_at == pytest.approx([4.2, 4.2, 6.1, 8.3, 8.3])
-    assert caplog.text.count("PostgreSQL: no route; connecting again") == 1  # at 2.2 s
-
-
 def test_a_server_that_accepts_and_never_answers_is_given_up(start):
     """Neither a plant nor a health check waits for it longer than its limit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -318,7 +356,7 @@ def test_a_connection_that_timed_out_is_closed():
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/plants"
             with pytest.raises(LostConnection):
-                PostgreSQLEngine(url, "", SOON).insert([MONSTERA])
+                PostgreSQLEngine(url, None, SOON).insert([MONSTERA])
             with silent.accept()[0] as connection:
                 connection.settimeout(PATIENCE)
                 receive(connection)
@@ -326,8 +364,9 @@ def test_a_connection_that_timed_out_is_closed():
         gc.enable()
 
 
-def test_a_server_that_hangs_once_it_is_connected_to_is_given_up():
-    """The check of the table has the deadline of the batch, which leaves time for a cancel."""
+@pytest.fixture
+def fake_server() -> Iterator[tuple[str, Callable[[], socket.socket]]]:
+    """The URL of a server that lets anybody in and answers no statement; accepts a connection."""
     said = {"server_encoding": "UTF8", "client_encoding": "UTF8", "server_version": "15.0",
             "in_hot_standby": "off", "default_transaction_read_only": "off"}  # fmt: skip
     answers = [b"R" + struct.pack("!II", 8, 0)]  # the user is who it says
@@ -335,20 +374,43 @@ def test_a_server_that_hangs_once_it_is_connected_to_is_given_up():
         text = f"{name}\0{value}\0".encode()
         answers.append(b"S" + struct.pack("!I", 4 + len(text)) + text)
     answers.append(b"K" + struct.pack("!III", 12, 1, 1) + b"Z" + struct.pack("!Ic", 5, b"I"))
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+
+        def accept() -> socket.socket:
+            connection = server.accept()[0]
+            connection.recv(2**16)
+            connection.sendall(b"".join(answers))
+            return connection
+
         port = server.getsockname()[1]
-        url = f"postgresql://127.0.0.1:{port}/plants?sslmode=disable&gssencmode=disable"
-        with contextlib.closing(Storage.from_url(url, wait_limit=SOON)) as storage:
-            adding = pool.submit(storage.add, MONSTERA)
-            with server.accept()[0] as connection:
+        yield f"postgresql://127.0.0.1:{port}/plants?sslmode=disable&gssencmode=disable", accept
+
+
+def test_a_server_that_hangs_once_it_is_connected_to_is_given_up(fake_server, pool):
+    """The check of the table has the deadline of the batch, which leaves time for a cancel."""
+    url, accept = fake_server
+    with contextlib.closing(get_storage(url, wait_limit=SOON)) as storage:
+        adding = pool.submit(storage.add, MONSTERA)
+        with accept(), pytest.raises(Unavailable, match="PostgreSQL: the server hangs"):
+            adding.result(PATIENCE)
+
+
+def test_an_error_that_ends_the_connection_is_its_loss(fake_server, pool):
+    """Whatever its code: pgpool has this one for a lost connection of its own."""
+    url, accept = fake_server
+    fields = b"SFATAL\0CXX000\0Munable to read data from DB node 0\0\0"
+    with contextlib.closing(get_storage(url, wait_limit=1.5 * SOON)) as storage:
+        adding = pool.submit(storage.add, MONSTERA)
+        for _ in range(2):  # it tries again
+            with accept() as connection:
                 connection.recv(2**16)
-                connection.sendall(b"".join(answers))
-                with pytest.raises(Unavailable, match="PostgreSQL: the server hangs"):
-                    adding.result(PATIENCE)
+                connection.sendall(b"E" + struct.pack("!I", 4 + len(fields)) + fields)
+        with pytest.raises(Unavailable):
+            adding.result(PATIENCE)
 
 
 def test_health_is_told_in_time_while_the_server_hangs(serve, own_server, pool):
-    """/healthz answers within two seconds, while a plant waits longer for the server."""
     server = serve(DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
     assert server.post({"id": 1, "name": "n"})[0] == 200
     own_server.signal("SIGSTOP")
@@ -369,6 +431,21 @@ def test_health_is_told_in_time_while_the_server_hangs(serve, own_server, pool):
     wait_until(lambda: server.post({"id": 7, "name": "Monstera"})[0] == 200)
 
 
+def test_a_service_that_was_stopped_does_not_blame_the_server(serve, own_server, pool):
+    """SIGSTOP, or a machine that sleeps: when it goes on, all time is up."""
+    server = serve(DATABASE_URL=own_server.url(), WEB_CONCURRENCY="1")
+    assert server.post({"id": 1, "name": "n"})[0] == 200
+    own_server.signal("SIGSTOP")
+    posting = pool.submit(server.post, {"id": 7, "name": "Monstera"})
+    wait_until(lambda: server.request("GET", "/healthz")[0] == 503)  # the plant is on its way
+    (worker,) = server.workers(1)
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(6)
+    os.kill(worker, signal.SIGCONT)
+    assert posting.result(PATIENCE)[0] == 503
+    assert "PostgreSQL: the service itself was stopped" in server.err
+
+
 def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(
     start, url, connection, sessions, stored
 ):
@@ -387,57 +464,65 @@ def test_a_statement_that_hangs_is_cut_and_ended_on_the_server(
 # Locks of other programs.
 
 
-@pytest.mark.parametrize("rows", ["SELECT * FROM plants LIMIT 1", "SELECT * FROM plants"])
-def test_health_checks_wait_for_no_row_lock(storage, connection, pool, monkeypatch, rows):
-    """While another program holds the first row or all rows, plants are stored all the same."""
-    monkeypatch.setattr("storage.CHECK_INTERVAL", -1)  # each is a write
-    storage.add_all([Plant(number, "n") for number in range(10)])
-    with connection.transaction():
-        connection.execute(f"{rows} FOR UPDATE")
-        # One that waited would fail, and what waits with it.
-        checks = [pool.submit(storage.check) for _ in range(5)]
-        for number in range(10, 20):
-            storage.add(Plant(number, "n"))
-            checks.append(pool.submit(storage.check))
-        for check in checks:
-            check.result(PATIENCE)
-    assert len(list(storage.rows())) == 20
-
-
 HELD = "plant 7: another transaction holds its row"
 
 
 @pytest.mark.parametrize("lock", ["SELECT * FROM plants WHERE id = 7 FOR UPDATE",
                                   "UPDATE plants SET tag = 'held' WHERE id = 7",
-                                  "DELETE FROM plants WHERE id = 7"])  # fmt: skip
-def test_a_plant_whose_row_is_locked_fails_alone(storage, connection, sessions, pool, lock):
+                                  "DELETE FROM plants WHERE id = 7",
+                                  "INSERT INTO plants VALUES (7, 'other')"])  # fmt: skip
+def test_a_plant_whose_row_is_locked_fails_alone(storage, connection, monkeypatch, lock):
     """The others of its batch are stored, and so is it once the lock is released."""
-    storage.add_all([MONSTERA, Plant(8, "n")])
+    monkeypatch.setattr("storage.CHECK_INTERVAL", -1)  # each is a write
+    storage.add_all([Plant(8, "n")] if "INSERT" in lock else [MONSTERA, Plant(8, "n")])
     with connection.transaction(force_rollback=True):
         connection.execute(lock)
         batch = [Plant(6, "n"), MONSTERA, Plant(8, "n"), Plant(8, "other"), Plant(9, "n"), MONSTERA]
         outcomes = storage.add_all(batch)
-        assert [type(outcome).__name__ for outcome in outcomes] == [
-            "NoneType", "Unavailable", "NoneType", "Conflict", "NoneType", "Unavailable",
-        ]  # fmt: skip
+        assert [outcomes[each] for each in (0, 2, 4)] == [Stored.NEW, Stored.BEFORE, Stored.NEW]
+        assert isinstance(outcomes[3], Conflict)
         assert str(outcomes[1]) == str(outcomes[5]) == HELD
         storage.check()
     wait_until(lambda: succeeds(lambda: storage.add(MONSTERA)))
     assert [plant.id for plant in storage.rows()] == [6, 7, 8, 9]
 
 
-def test_many_locked_rows_cost_no_more_than_one(serve, storage, url, connection, pool):
-    """One look finds them all; other plants and /healthz are served while clients retry them."""
-    storage.add_all([Plant(number, "n") for number in range(300)])
+@pytest.mark.parametrize("clients", [60, 250])
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE plants SET tag = 'held'", "INSERT INTO plants SELECT generate_series(0, 299), 'n'"],
+)
+def test_who_sends_locked_rows_harms_nobody_else(serve, storage, connection, statement, clients):
+    """Other plants and /healthz are served while clients retry what others have not committed."""
+    if "UPDATE" in statement:
+        storage.add_all([Plant(number, "n") for number in range(300)])
     server = serve(WEB_CONCURRENCY="1")
-    with connection.transaction(force_rollback=True), Writers(server.port, first=1000) as writers:
-        connection.execute("UPDATE plants SET tag = 'held'")
-        held = pool.map(lambda n: server.post({"id": n % 300, "name": "n"})[0], range(600))
+    with (
+        connection.transaction(force_rollback=True),
+        Writers(server.port, first=1000) as writers,
+        ThreadPoolExecutor(clients) as pool,
+    ):
+        connection.execute(statement)
+        held = pool.map(lambda n: server.post({"id": n % 300, "name": "n"})[0], range(900))
         statuses = [server.request("GET", "/healthz")[0] for _ in range(20)]
         assert writers.goes_on(300)
         assert set(held) == {503} and set(statuses) == {200}
         assert writers.answers.keys() == {200}
     assert "got a 503: plant 299: another transaction holds its row" in server.err
+    wait_until(lambda: server.post({"id": 299, "name": "n"})[0] == 200)
+
+
+@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
+def test_a_timeout_of_the_roles_own_is_no_plants_fault(start, storage, url, connection, setting):
+    """What waits for a locked table is told to come again, and is stored then."""
+    hasty = start(url.replace("options=", f"options=-c{setting}%3D100%20"))
+    with connection.transaction(force_rollback=True):
+        connection.execute("LOCK TABLE plants")
+        outcomes = hasty.add_all([MONSTERA, Plant(8, "n")])
+        with pytest.raises(Unavailable, match="canceling statement due to"):
+            hasty.check()
+        assert {type(outcome) for outcome in outcomes} == {Unavailable}
+    assert hasty.add_all([MONSTERA, Plant(8, "n")]) == [Stored.NEW] * 2
 
 
 def test_a_locked_table_is_waited_for(start, url, connection, pool):
@@ -451,18 +536,6 @@ def test_a_locked_table_is_waited_for(start, url, connection, pool):
         with pytest.raises(TimeoutError):
             adding.result(0.5)
     adding.result(PATIENCE)
-
-
-def test_a_plant_that_somebody_is_inserting_fails_alone(storage, connection):
-    """It can't be seen yet, so the plants of its batch are stored one by one."""
-    storage.add(Plant(8, "n"))
-    with connection.transaction(force_rollback=True):
-        connection.execute("INSERT INTO plants VALUES (7, 'other')")
-        outcomes = storage.add_all([Plant(6, "n"), MONSTERA, Plant(8, "n"), Plant(9, "n")])
-        assert [str(outcome) for outcome in outcomes] == ["None", HELD, "None", "None"]
-        assert storage.inserted == 3
-    wait_until(lambda: succeeds(lambda: storage.add(MONSTERA)))
-    assert [plant.id for plant in storage.rows()] == [6, 7, 8, 9]
 
 
 def test_workers_do_not_lock_each_other_out_where_commits_are_slow(serve, own_server, pool):
@@ -549,6 +622,20 @@ def test_what_is_not_on_the_standby_is_not_answered_for(start, own_server, pool,
     assert list(storage.rows()) == [MONSTERA]
 
 
+def test_lost_connections_are_logged_once_a_minute(
+    storage, connection, sessions, monkeypatch, caplog
+):
+    """The next line says how often it happened meanwhile."""
+    ahead = 0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, sleep=time.sleep)
+    monkeypatch.setattr("postgresql.time", clock)
+    for ahead in (0, 0, 0, 60, 60):  # noqa: B007
+        connection.execute("SELECT pg_terminate_backend(%s)", sessions())
+        storage.add(MONSTERA)
+    counts = re.findall(r"connecting again \(since the last time: (\d)\)", caplog.text)
+    assert counts == ["1", "3"]
+
+
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_conflicts_of_transactions_are_tried_again(storage, connection, stored, code):
     """A serialization failure or a deadlock is no reason to refuse a plant."""
@@ -570,13 +657,79 @@ def test_what_the_server_can_not_do_now_is_unavailable_at_once(storage, connecti
     storage.add(MONSTERA)
 
 
-def test_what_a_constraint_of_the_operators_refuses_is_in_no_log(storage, connection):
-    """PostgreSQL's own message has the row, ours has not."""
-    connection.execute("ALTER TABLE plants ADD CHECK (name <> 'secret')")
-    with pytest.raises(ValueError, match="violates check constraint") as refusal:
-        storage.add(Plant(7, "secret"))
-    assert "secret" not in str(refusal.value)
-    assert refusal.value.__cause__ is refusal.value.__context__ is None
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("CREATE INDEX ON plants (name)", "ProgramLimitExceeded (54000, plants_name_idx)"),
+        ("CREATE UNIQUE INDEX once ON plants (tag)", "UniqueViolation (23505, once)"),
+        ("ALTER TABLE plants ADD CONSTRAINT known CHECK (name NOT LIKE 'secret%')",
+         "CheckViolation (23514, known)"),
+        ("ALTER TABLE plants ADD rest int GENERATED ALWAYS AS (1 / (id - 99)) STORED",
+         "DivisionByZero (22012, no constraint)"),
+        ("DROP TABLE plants; CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, "
+         "tag text) PARTITION BY RANGE (id); "
+         "CREATE TABLE part PARTITION OF plants FOR VALUES FROM (0) TO (50)",
+         "CheckViolation (23514, no constraint)"),
+        ("ALTER TABLE plants ENABLE ROW LEVEL SECURITY; "
+         "CREATE POLICY known ON plants USING (name NOT LIKE 'secret%')",
+         "InsufficientPrivilege (42501, no constraint)"),
+        ("IF NEW.id = 99 THEN RAISE EXCEPTION 'not %', NEW.name; END IF;",
+         "RaiseException (P0001, no constraint)"),
+        ("IF NEW.id = 99 THEN RAISE not_null_violation; END IF;",
+         "NotNullViolation (23502, no constraint)"),
+        ("IF NEW.id = 99 THEN RETURN NULL; END IF;",
+         "a trigger or a policy of the table keeps it out, or hides it"),
+    ],
+    ids=["index", "unique", "check", "generated", "partitions", "policy", "trigger", "null",
+         "nothing"],
+)  # fmt: skip
+def test_a_plant_that_the_operators_table_refuses_fails_alone(
+    start, storage, connection, make_role, statement, reason
+):
+    """It is never taken; what the log has of it is not the plant, and others are stored."""
+    storage.add(Plant(1, "n", "taken"))
+    if statement.startswith("IF"):
+        before_insert(connection, statement)
+    else:
+        connection.execute(statement)
+    storage = start(make_role(RIGHTS))
+    name = "secret" + "".join(random.choices(string.ascii_letters, k=5000))
+    for _ in range(2):
+        batch = [Plant(number, "n") for number in range(2, 22)]
+        outcomes = storage.add_all([*batch[:7], Plant(99, name, "taken"), *batch[7:]])
+        refusal = outcomes.pop(7)
+        assert isinstance(refusal, Rejected) and str(refusal) == f"PostgreSQL: {reason}"
+        assert not isinstance(refusal.__context__, psycopg.Error)  # whose message has the row
+        assert {type(outcome) for outcome in outcomes} == {Stored}
+        storage.check()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["ALTER TABLE plants ADD height int NOT NULL DEFAULT 0; "
+     "ALTER TABLE plants ALTER height DROP DEFAULT",
+     "CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$; "
+     "CREATE TRIGGER acts BEFORE INSERT ON plants EXECUTE FUNCTION act()"],
+)  # fmt: skip
+def test_what_refuses_every_plant_is_the_tables_fault(storage, connection, statement):
+    """No client is told "never" for it."""
+    storage.add(MONSTERA)
+    connection.execute(statement)
+    assert {type(each) for each in storage.add_all([Plant(8, "n"), Plant(9, "n")])} == {
+        NeedsOperator
+    }
+
+
+def test_a_worker_uses_no_other_table_than_the_start(url, storage, connection, schema):
+    """A table that is made in an earlier schema of the search_path has none of the plants."""
+    storage.add(MONSTERA)
+    both = url.replace("search_path%3D", f"search_path%3D{schema}_earlier,")
+    connection.execute(f"CREATE SCHEMA {schema}_earlier")
+    connection.execute(f"CREATE TABLE {schema}_earlier.plants (LIKE plants INCLUDING ALL)")
+    with contextlib.closing(get_storage(both, storage.engine.identity)) as worker:
+        for look in (worker.check, lambda: worker.add(Plant(7, "other"))):
+            with pytest.raises(NeedsOperator, match="used before"):
+                look()
 
 
 def test_a_table_that_is_changed_is_looked_at_at_the_next_connection(storage, connection, sessions):
@@ -593,15 +746,14 @@ def test_a_table_that_is_changed_is_looked_at_at_the_next_connection(storage, co
 def test_a_table_that_is_gone_is_not_made_again_by_a_running_service(url, storage, connection):
     """It may be on its way back; only a start makes a new one."""
     storage.add(MONSTERA)
-    identity = storage.check_start()
+    storage.open_or_create()
+    identity = storage.engine.identity
     connection.execute("ALTER TABLE plants RENAME TO elsewhere")
-    with contextlib.closing(Storage.from_url(url, identity)) as worker:
+    with contextlib.closing(get_storage(url, identity)) as worker:
         for each in (storage, worker):
-            with pytest.raises(
-                Unavailable, match=r"plants.* does not exist|the table plants is missing"
-            ):
+            with pytest.raises(Unavailable, match=r"plants.* does not exist|plants is missing"):
                 each.add(MONSTERA)
-        with pytest.raises(Unavailable, match='"plants" does not exist'):
+        with pytest.raises(NeedsOperator, match="plants is missing, temporary"):
             list(worker.rows())
         connection.execute("ALTER TABLE elsewhere RENAME TO plants")
         for each in (storage, worker):
@@ -624,6 +776,11 @@ def test_every_commit_waits_for_disks(start, storage, url, connection, setting, 
     for number in range(2):
         other.add(Plant(number, "n"))
     assert connection.execute("SELECT * FROM seen").fetchall() == [(used,), (used,)]
+
+
+def test_a_role_may_have_all_names_quoted(start, url):
+    """As PostgreSQL then shows the types of columns."""
+    start(url.replace("options=", "options=-cquote_all_identifiers%3Don%20")).add(MONSTERA)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
@@ -658,12 +815,22 @@ def test_a_session_that_becomes_read_only_is_left(storage, connection, sessions,
 def test_a_dump_needs_the_right_to_read_alone(storage, make_role):
     """A role with SELECT can make a backup."""
     storage.add(MONSTERA)
-    with contextlib.closing(Storage.from_url(make_role("SELECT"))) as reader:
+    with contextlib.closing(get_storage(make_role("SELECT"))) as reader:
         assert list(reader.rows()) == [MONSTERA]
 
 
+def test_a_dump_does_not_leave_out_what_a_policy_hides(storage, connection, make_role):
+    """It fails, as pg_dump does."""
+    storage.add(MONSTERA)
+    connection.execute("ALTER TABLE plants ENABLE ROW LEVEL SECURITY")
+    with (
+        contextlib.closing(get_storage(make_role("SELECT"))) as reader,
+        pytest.raises(NeedsOperator, match="affected by row-level security"),
+    ):
+        list(reader.rows())
+
+
 def test_sqlite_needs_no_psycopg(tmp_path):
-    """It is imported only where it is used."""
-    code = "import sys; sys.modules['psycopg'] = None; import app; app.get_app()"
+    code = "import sys; sys.modules['psycopg'] = None; import start; start.get_app()"
     environment = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{tmp_path}/plants.db"}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

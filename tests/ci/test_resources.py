@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from schemas import Plant
-from storage import Storage
+from start import get_storage
+from storage import Stored
 from tests.support.server import PATIENCE, Server, Usage, usage, wait_until
 from tests.support.wire import post
 
@@ -58,10 +59,10 @@ def test_memory_does_not_grow_with_the_size_of_plants(url, record_property):
 
     def memory_after(size: int) -> float:
         plants = [Plant(next(numbers), name) for _ in range(size)]
-        assert storage.add_all(plants) == [None] * size
+        assert storage.add_all(plants) == [Stored.NEW] * size
         return usage(os.getpid()).memory
 
-    with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
+    with contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage:
         before = max(memory_after(17) for _ in range(5))  # the largest batch that is possible
         grown = max(memory_after(size) for size in [*range(1, 18)] * 3) - before
     record_property("large plants, in batches of many sizes", f"{grown:.1f} MiB more")

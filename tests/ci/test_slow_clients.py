@@ -1,16 +1,29 @@
 """Clients that are slow, rude or too many: hundreds of each kind keep nobody out."""
 
 import contextlib
+import http.client
+import os
 import resource
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.locks import locked
-from tests.support.server import HERE, PATIENCE, Server, receive, usage, wait_until
+from tests.support.server import (
+    HERE,
+    PATIENCE,
+    Server,
+    Writers,
+    free_port,
+    receive,
+    usage,
+    wait_until,
+)
 from tests.support.wire import HEAD, MONSTERA, post
 
 FOR_EVER = 600  # seconds: longer than a test waits
@@ -110,11 +123,10 @@ def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect,
         assert server.post({"id": number, "name": "n"})[0] == 200
 
 
-@pytest.mark.parametrize("room", [2, 5, 10])
-def test_little_room_is_shared_too(serve, connect, room):
+def test_little_room_is_shared_too(serve, connect):
     """However few connections a worker may have at a time, the next takes the place of another."""
-    server = serve(PATIENT, f"--worker-connections={room}", WEB_CONCURRENCY="1")
-    for number in range(2 * room):
+    server = serve(PATIENT, "--worker-connections=10", WEB_CONCURRENCY="1")
+    for number in range(20):
         connect(server)
         assert server.post({"id": number, "name": "n"})[0] == 200
 
@@ -129,15 +141,6 @@ def test_the_client_that_came_last_is_not_the_one_that_makes_room(serve, connect
         assert server.post({"id": number, "name": "n"})[0] == 200
     late.sendall(b" " * 7 + b"}" + LAST)
     assert b'"message": "id: required' in receive(late)
-
-
-def test_the_only_client_there_is_room_for_is_served(serve, connect):
-    """Where there is room for one, the next has to wait for its answer."""
-    server = serve("--worker-connections=1", WEB_CONCURRENCY="1")
-    client = connect(server)
-    time.sleep(1.5)  # longer than until the worker looks at its connections
-    client.sendall(LAST)
-    assert receive(client).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_makes_room_gets_an_answer_if_its_request_is_there(serve, connect, database):
@@ -186,17 +189,30 @@ def test_few_descriptors_keep_nobody_out(serve, connect):
 
 def test_running_out_of_descriptors_kills_no_worker(serve, connect):
     """Connections wait until there are descriptors again."""
-    many = "--worker-connections=1000"
-    server = serve(command=["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *HERE, many])
+    server = serve()
     server.may_fail = True  # gunicorn logs it with a traceback
     assert server.post(MONSTERA)[0] == 200
     before = server.workers()
+    for pid in before:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (48, 48))
     clients = [connect(server) for _ in range(150)]
     wait_until(lambda: "Too many open files" in server.err)
     for client in clients:
         client.close()
     assert server.post(MONSTERA)[0] == 200
     assert server.workers() == before
+
+
+def test_a_100_continue_that_nobody_takes_holds_nothing(serve, connect):
+    """gunicorn sends it by itself; after ids of one length it is what finds the buffer full."""
+    server = serve("--worker-class=tests.support.workers.Short", WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    (worker,) = server.workers(1)
+    before = usage(worker).descriptors
+    head = b"GET /healthz HTTP/1.1\r\nHost: h\r\nX-Request-ID: %s\r\nExpect: 100-continue\r\n\r\n"
+    for number in range(200):
+        connect(server, head % (b"a" * (20 + number % 5)) * 130, SMALL)
+    wait_until(lambda: usage(worker).descriptors <= before + 1)
 
 
 def test_ten_thousand_connections_leave_nothing_behind(serve, connect, record_property):
@@ -216,3 +232,107 @@ def test_ten_thousand_connections_leave_nothing_behind(serve, connect, record_pr
     assert peaks[-1] < peaks[0] + 5
     memory = ", ".join(f"{peak:.0f}" for peak in peaks)
     record_property("three times 10,000 connections", f"{memory} MiB after each (PSS of a worker)")
+
+
+NOBODY = b"POST /plants HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+LINE = b"X: " + b"x" * 995 + b"\r\n"
+LONG = b"1;x=" + b"x" * 4000
+PIPELINED = b"GET /script.js HTTP/1.1\r\nHost: h\r\n\r\n" * 30
+ROUGH = {  # how many, what they send at first, whether bytes follow, and how much they read at once
+    "pipelining, and reading nothing": (2500, PIPELINED, False, SMALL),
+    "a long head, then a byte at a time": (900, GET + LINE * 15, True, LARGE),
+    "trailers, then a byte at a time": (300, NOBODY + b"0\r\n" + LINE * 15, True, LARGE),
+    "a chunk's extension, then a byte at a time": (300, NOBODY + LONG, True, LARGE),
+}
+
+
+@pytest.mark.parametrize("kind", ROUGH)
+def test_what_a_stranger_sends_costs_others_nothing(serve, connect, kind, record_property):
+    """A good client on new connections beside it is answered; the costs of both are printed."""
+    count, data, drips, size = ROUGH[kind]
+    server, took = serve(), []
+    workers = server.workers()
+    assert server.post(MONSTERA)[0] == 200
+    costs = [time.process_time(), *map(cpu_time, workers)]
+    memory = [usage(pid).memory for pid in workers]
+    strangers = [connect(server, data, buffer=size) for _ in range(count)]
+    for number in range(100, 200):
+        for stranger in strangers if drips else ():
+            with contextlib.suppress(OSError):
+                stranger.send(b"x")
+        begin = time.monotonic()
+        assert server.post({"id": number, "name": "n"})[0] == 200
+        took.append(time.monotonic() - begin)
+    spent = [
+        now - then
+        for now, then in zip([time.process_time(), *map(cpu_time, workers)], costs, strict=True)
+    ]
+    more = max(usage(pid).memory - then for pid, then in zip(workers, memory, strict=True))
+    assert server.workers() == workers
+    assert more < 60  # MiB: a connection with all that it may send is 64 KiB
+    figures = (
+        f"slowest good answer {1000 * max(took):.0f} ms, {more:.0f} MiB more in a worker, CPU of "
+    )
+    record_property(
+        kind, figures + f"strangers {spent[0]:.1f} s, of workers {sum(spent[1:]):.1f} s"
+    )
+
+
+def cpu_time(pid: int) -> float:
+    """The seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+PROXIES = {  # configuration and command
+    "caddy": (
+        "{{\nadmin off\n}}\nhttp://127.0.0.1:{port} {{\nreverse_proxy 127.0.0.1:{server}\n}}",
+        "caddy run --adapter caddyfile --config",
+    ),
+    "nginx": (
+        "daemon off; pid pid; error_log error; events {{}} http {{ access_log off; "
+        "client_body_temp_path 1; proxy_temp_path 2; fastcgi_temp_path 3; uwsgi_temp_path 4; "
+        "scgi_temp_path 5; upstream plants {{ server 127.0.0.1:{server}; keepalive 8; }} "
+        "server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://plants; "
+        "proxy_http_version 1.1; proxy_set_header Connection ''; proxy_set_header Host $host; "
+        "proxy_request_buffering off; proxy_next_upstream off; }} }} }}",
+        "nginx -p . -c",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_strangers_break_no_request_of_others_behind_a_proxy(serve, tmp_path, name):
+    """Bodies that are refused unread, by length and in chunks, on connections that all share."""
+    server, port = serve(), free_port()
+    text, command = PROXIES[name]
+    (tmp_path / "proxy").write_text(text.format(port=port, server=server.port))
+    environment = {**os.environ, "HOME": f"{tmp_path}"}
+    proxy = subprocess.Popen(
+        [*command.split(), f"{tmp_path}/proxy"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    found = set()
+
+    def refused(body: object) -> int:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, PATIENCE)) as client:
+            client.request("POST", "/plants", body, {"Content-Type": "application/json"})
+            return client.getresponse().status
+
+    def is_up() -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            return refused(b"") == 401
+        return False
+
+    try:
+        wait_until(is_up)
+        with Writers(port, count=6) as writers:
+            for _ in range(200):
+                found |= {refused(bytes(100_000)), refused(iter([bytes(10_000)] * 10))}
+            assert writers.goes_on()
+        assert (found, set(writers.answers), dict(writers.failures)) == ({401}, {200}, {})
+    finally:
+        proxy.terminate()
+        proxy.wait()

@@ -1,7 +1,4 @@
-"""What the longest bodies cost, of each kind that could cost more than its bytes.
-
-`python -m tests.support.costs` prints it as a table in Markdown.
-"""
+"""What the longest bodies cost, of each kind that could cost more than its bytes."""
 
 import contextlib
 import json
@@ -70,9 +67,3 @@ def costs() -> dict[str, float]:
         kind: min(cpu_time(lambda body=body: parse_new_plant(body)) for _ in range(REPEATS)) / unit
         for kind, body in KINDS.items()
     }
-
-
-if __name__ == "__main__":
-    print("| a body of 64 KiB | CPU time / json.loads of integers |\n|---|---|")
-    for kind, cost in sorted(costs().items(), key=lambda pair: -pair[1]):
-        print(f"| {kind} | {cost:.1f} |")

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 import psycopg
 import pytest
 
+from start import get_storage
 from storage import Storage
 from tests.support.server import PATIENCE
 
@@ -14,26 +15,24 @@ __all__ = ["storage", "stored", "taken_away", "url"]
 
 
 @pytest.fixture
-def url(postgresql_url: str) -> str:
+def url(postgresql_url) -> str:
     return postgresql_url
 
 
 @pytest.fixture
-def storage(url: str) -> Iterator[Storage]:
-    with contextlib.closing(Storage.from_url(url, wait_limit=PATIENCE)) as storage:
-        storage.check_start()
+def storage(url) -> Iterator[Storage]:
+    with contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage:
+        storage.open_or_create()
         yield storage
 
 
 @pytest.fixture
-def stored(
-    postgresql_stored: Callable[[], list[tuple[int, str, str | None]]],
-) -> Callable[[], list[tuple[int, str, str | None]]]:
+def stored(postgresql_stored) -> Callable[[], list[tuple[int, str, str | None]]]:
     return postgresql_stored
 
 
 @pytest.fixture
-def taken_away(url: str) -> Callable[[], AbstractContextManager[None]]:
+def taken_away(url) -> Callable[[], AbstractContextManager[None]]:
     @contextlib.contextmanager
     def take_away() -> Iterator[None]:
         with psycopg.connect(url, autocommit=True) as connection:

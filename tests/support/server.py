@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine import Unavailable
+
 ROOT = Path(__file__).parent.parent.parent
 GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
 HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
@@ -35,6 +37,14 @@ def wait_until(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, f"waited {PATIENCE} s in vain"
         time.sleep(0.01)
     return result
+
+
+def succeeds(call: Callable[[], None]) -> bool:
+    """Return whether a call finds the storage available."""
+    with contextlib.suppress(Unavailable):
+        call()
+        return True
+    return False
 
 
 class Server:
