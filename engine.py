@@ -33,7 +33,7 @@ class NeedsOperator(Unavailable):
 class Inserted(NamedTuple):
     """What became of a batch."""
 
-    new: Collection[int] = ()  # ids of the plants that were stored and not there before
+    new: Collection[int] = ()  # ids that were not there before, as far as this try has seen
     locked: Collection[int] = ()  # ids whose rows other transactions hold; not written
     existing: Mapping[int, Plant] | None = None  # what has the batch's ids now; None: all are new
 
@@ -54,7 +54,7 @@ class Engine(abc.ABC):
         """Store durably the plants whose id is new; without plants, prove that it could.
 
         Creates the table if there is none and `identity` is None. Raises Unavailable, after which
-        each plant may be stored or not, and Rejected if one or more of the plants are at fault.
+        each plant may be stored or not, and Rejected if one or more of the plants may be at fault.
         """
 
     @abc.abstractmethod

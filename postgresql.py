@@ -21,10 +21,8 @@ CANCEL_LIMIT = 1.0  # seconds for a request to cancel a statement
 PAUSE = 0.2  # seconds between two attempts
 WARNING_INTERVAL = 60.0  # seconds between two warnings that the connection was lost
 LOCK_TIMEOUT = "100ms"  # for which a batch waits for a row
-SHORT_TIMEOUT = "1ms"  # for which its parts do, once it has waited in vain
-LOCKED_FOR = 1.0  # seconds for which a row that was locked is not tried again
-SUSPECT_LIMIT = 0.05  # seconds that a batch waits for rows that were locked before
-SUSPECT_FOR = 60.0  # seconds for which it is then tried apart from others
+SHORT_TIMEOUT = "1ms"  # for which its parts do, and others, once one has waited in vain
+LOCKED_FOR = 5.0  # seconds for which a row that was locked is not tried again
 COLUMNS = ", ".join(Plant._fields)
 # Each name has its schema, as whoever may create functions, operators or types in a schema of the
 # search path could put others in their place: of all that match, PostgreSQL takes the best.
@@ -35,7 +33,7 @@ SCHEMA = f"CREATE TABLE plants ({', '.join(DEFINITIONS)}, PRIMARY KEY (id))"
 MEMBER = "(plant OPERATOR(pg_catalog.->>) {})::{}"
 MEMBERS = [MEMBER.format(n, TYPES[name].split()[0]) for n, name in enumerate(Plant._fields)]
 # The table, its columns as above, whether each needs a value; a crash empties an unlogged one.
-FIND_COLUMNS = """
+FIND_TABLE = """
     SELECT pg_catalog.concat(relnamespace::pg_catalog.regnamespace, '.plants'),
         pg_catalog.concat(attname, ' ', typnamespace::pg_catalog.regnamespace, '.', typname,
             CASE WHEN attnotnull THEN ' NOT NULL' END),
@@ -73,7 +71,7 @@ TRY_A_WRITE = f"""{SETTINGS} SELECT id FROM settings, {{plants}}
 # What is not one plant's fault, by the first characters of its code (SQLSTATE).
 RECONNECT = ("08", "25", "26", "40", "57P")  # connection, read-only standby, deadlock, shutdown
 NOT_NOW = ("53", "55", "57", "58", "72", "F0", "HV", "XX")  # resources, locks and timeouts, disk
-NEEDS_OPERATOR = ("0A", "23502", "28", "3D", "3F", "42")  # rights, and what is missing
+NEEDS_OPERATOR = ("0A", "28", "3D", "3F", "42")  # rights, and what is missing
 # libpq has no codes for why it could not connect, and its messages are translated.
 CONFIG_ERRORS = re.compile(
     r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|"
@@ -90,31 +88,30 @@ class Connection(psycopg.Connection):
     """A connection whose statements have a deadline, as a hung server keeps no timeout itself."""
 
     deadline = float("inf")  # of time.monotonic()
-    table = "plants"  # once it was found, with its schema, for texts with parameters
+    table = ""  # with its schema, once it was found and is as it has to be
 
-    def find_columns(self) -> dict[str, bool]:
-        """Find the table; return its columns, and whether each needs a value."""
-        found = {}
-        for table, column, is_needed in self.execute(FIND_COLUMNS):
-            self.table, found[column.replace('"', "")] = table.replace("%", "%%"), is_needed
-        return found
+    def find_table(self) -> tuple[str, dict[str, bool]]:
+        """Return the table, with its schema, and its columns: whether each needs a value."""
+        rows = self.execute(FIND_TABLE).fetchall()
+        if not rows:
+            return "", {}
+        return rows[0][0], {column.replace('"', ""): is_needed for _, column, is_needed in rows}
 
     def run(self, text: str, wait: str = LOCK_TIMEOUT, **values: Any) -> psycopg.Cursor[Any]:
         """Execute a text of those above; `wait` for a row that another transaction has locked."""
-        return self.execute(fill(text, plants=self.table, wait=wait), values)
+        return self.execute(fill(text, plants=self.table.replace("%", "%%"), wait=wait), values)
 
-    def insert(self, plants: Sequence[Plant], wait: str, new: set[int]) -> dict[int, Plant]:
-        """Insert the plants whose id is new, add that to `new`; return what has their ids now."""
-        ids = [plant.id for plant in plants]
+    def insert(self, plants: Sequence[Plant], wait: str) -> Inserted:
+        """Insert the plants whose id is new."""
+        ids, new = [plant.id for plant in plants], set[int]()
         for _ in range(2):  # a plant may be deleted between the two statements
-            rows = self.run(INSERT, wait, rows=json.dumps(plants)).fetchall()
-            new.update(added := [key for (key,) in rows])
-            if sorted(added) == ids:
-                return dict(zip(ids, plants, strict=True))
+            new |= {key for (key,) in self.run(INSERT, wait, rows=json.dumps(plants))}
+            if sorted(new) == ids:
+                return Inserted(new)
             found = map(Plant._make, self.run(SELECT, wait, ids=ids))
             existing = {plant.id: plant for plant in found}
             if existing.keys() >= set(ids):
-                return existing
+                return Inserted(new, existing=existing)
         raise Rejected("PostgreSQL: a trigger or a policy of the table keeps it out, or hides it")
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -150,6 +147,7 @@ class PostgreSQLEngine(Engine):
         self._retry_at = 0.0  # when to connect again
         self._is_not_replicated = False  # whether a commit did not wait for the standbys
         self._locked: dict[int, float] = {}  # when to try rows again, by id
+        self._hurry_until = 0.0  # as others hold rows
         self._lost, self._warn_at = 0, 0.0  # how often since the last warning, when again
         self.description, self.identity = "PostgreSQL, not reached yet", identity
 
@@ -160,21 +158,16 @@ class PostgreSQLEngine(Engine):
         while True:
             start = time.monotonic()
             try:
-                connection = self._connection or self._open(deadline)
+                self._connection = connection = self._connection or self._connect()
                 connection.deadline = deadline
                 inserted = self._insert(connection, plants)
                 self._failure, self.obstacle = None, PostgreSQLEngine.obstacle
                 return inserted
             except psycopg.Error as error:
                 # Its traceback is in a cycle, and would keep a connection that timed out open.
-                failure, now = explain(error.with_traceback(None)), time.monotonic()
+                failure, now = explain(error.with_traceback(None), plants), time.monotonic()
             if self._connection and self._connection.closed:  # a pooler has codes of its own
                 failure = LostConnection(str(failure))
-            if isinstance(failure, Rejected):
-                if not plants:
-                    failure = NeedsOperator(str(failure))
-                else:
-                    self.insert([])  # raises if it is the table that refuses all
             if not isinstance(failure, LostConnection):
                 raise failure
             if self._connection is None:  # fail at once for as long as this try took
@@ -195,10 +188,11 @@ class PostgreSQLEngine(Engine):
             with self._connect() as connection, connection.transaction():
                 # Rather an error than a part, where a policy hides rows from the role.
                 connection.execute("SET LOCAL row_security = off")
-                if not connection.find_columns():
+                table, _ = connection.find_table()
+                if not table:
                     raise NeedsOperator(NOT_FOUND)
-                select = f"SELECT {COLUMNS} FROM {connection.table} ORDER BY id"
-                yield from map(Plant._make, connection.cursor().stream(select, (), size=1000))
+                select = f"SELECT {COLUMNS} FROM {table} ORDER BY id"
+                yield from map(Plant._make, connection.cursor().stream(select, size=1000))
         except psycopg.Error as error:
             raise explain(error) from None
 
@@ -206,16 +200,6 @@ class PostgreSQLEngine(Engine):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def _open(self, deadline: float) -> Connection:
-        """Connect; check that the table is ours, or create it if there is none."""
-        with contextlib.ExitStack() as stack:
-            connection = stack.enter_context(contextlib.closing(self._connect()))
-            connection.deadline = deadline
-            self._prepare(connection)
-            stack.pop_all()
-        self._connection = connection
-        return connection
 
     def _connect(self) -> Connection:
         try:
@@ -230,60 +214,53 @@ class PostgreSQLEngine(Engine):
         self._is_not_replicated |= notice.source_function == "SyncRepWaitForLSN"
 
     def _insert(self, connection: Connection, plants: Sequence[Plant]) -> Inserted:
-        """Insert the plants, but for those that would have to wait for other transactions."""
+        """Insert the plants, but for those whose rows other transactions hold."""
         self._is_not_replicated, now = False, time.monotonic()
-        self._locked = {key: at for key, at in self._locked.items() if at > now - SUSPECT_FOR}
-        # Only trying tells which these are: nobody can see what others have not committed. They are
-        # refused for a while, and then tried after the others, until one has to wait again.
-        others = [plant for plant in plants if plant.id not in self._locked]
-        suspects = [plant for plant in plants if self._locked.get(plant.id, now) < now]
-        rest, new, existing = others + suspects, set[int](), dict[int, Plant]()
-        size, wait = (len(others), LOCK_TIMEOUT) if others else (1, SHORT_TIMEOUT)
+        # Only trying tells which these are: nobody can see what others have not committed.
+        self._locked = {key: at for key, at in self._locked.items() if at > now}
+        rest, inserted = [plant for plant in plants if plant.id not in self._locked], Inserted()
+        if not (plants and connection.table):
+            self._prepare(connection)
         if not plants:
             connection.run(INSERT, rows="[]")
             connection.run(TRY_A_WRITE)
-        while rest:
-            part = rest[:size]
-            try:
-                existing |= connection.insert(part, wait, new)
-                rest, size = rest[size:], size * 2 if wait == SHORT_TIMEOUT else 1
-            except psycopg.errors.LockNotAvailable as error:
-                if wait == LOCK_TIMEOUT and not error.diag.context:  # it is not a row's lock
-                    raise
-                size = len(part) // 2 or 1
-                if len(part) == 1:
-                    key, time_is_up = part[0].id, time.monotonic() > now + SUSPECT_LIMIT
-                    is_over = time_is_up and len(rest) <= len(suspects)
-                    rest = [] if is_over else [each for each in rest if each.id != key]
-                    self._locked[key] = time.monotonic() + LOCKED_FOR
-            wait = SHORT_TIMEOUT
+        try:
+            if rest:
+                wait = SHORT_TIMEOUT if now < self._hurry_until else LOCK_TIMEOUT
+                inserted = connection.insert(rest, wait)
+        except psycopg.errors.LockNotAvailable as error:
+            if not error.diag.context:  # it is not a row's lock
+                raise
+            self._hurry_until = now + LOCKED_FOR
+            if len(rest) > 1:
+                raise
+            self._locked[rest[0].id] = now + LOCKED_FOR
         if self._is_not_replicated:
             raise psycopg.OperationalError("committed here, but maybe not on the standbys")
-        return Inserted(new, self._locked.keys() - existing.keys(), existing)
+        return inserted._replace(locked=self._locked.keys())
 
     def _prepare(self, connection: Connection) -> None:
+        """Check that the table is ours, or create it if there is none."""
         info = connection.info
         if (encoding := info.parameter_status("server_encoding")) != "UTF8":
             raise NeedsOperator(f"PostgreSQL: the database is in {encoding}, not UTF8; use another")
-        found = connection.find_columns()
-        if not found and not self.identity:
+        table, found = connection.find_table()
+        if not table and not self.identity:
             # Of several processes that create it at once, those that come too late fail.
             with contextlib.suppress(*map(psycopg.errors.lookup, ("23505", "42710", "42P07"))):
                 connection.execute(SCHEMA)
-            found = connection.find_columns()
+            table, found = connection.find_table()
         needed = {each for each, is_needed in found.items() if is_needed}
         if wrong := ", ".join(sorted({*DEFINITIONS} - found.keys() | needed - {*DEFINITIONS})):
             raise NeedsOperator(
                 f"{NOT_FOUND}, or it differs in {wrong}; "
                 f"it is made by: {SCHEMA}; a column by: ALTER TABLE plants ADD"
             )
-        if self.identity not in (None, connection.table):
-            raise NeedsOperator(
-                f"PostgreSQL: {connection.table} is not {self.identity}, used before"
-            )
+        if self.identity not in (None, table):
+            raise NeedsOperator(f"PostgreSQL: {table} is not {self.identity}, used before")
         version = info.parameter_status("server_version")
         self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
-        self.identity = connection.table
+        self.identity = connection.table = table
 
 
 def parse_url(url: str) -> dict[str, Any]:
@@ -306,8 +283,8 @@ def parse_url(url: str) -> dict[str, Any]:
     )
 
 
-def explain(error: psycopg.Error) -> Exception:
-    """Return the error of ours that psycopg's means: one line, nothing of the plant."""
+def explain(error: psycopg.Error, plants: Sequence[Plant] = ()) -> Exception:
+    """Return the error of ours that psycopg's means for `plants`: one line, nothing of them."""
     message = error.diag.message_primary or str(error)
     text = " ".join(f"PostgreSQL: {message}".split())
     # With several hosts, what each of them said comes after the first lines.
@@ -318,12 +295,13 @@ def explain(error: psycopg.Error) -> Exception:
     is_fatal = "FATAL" in (error.diag.severity, error.diag.severity_nonlocalized)
     if is_fatal or code.startswith(RECONNECT):
         return LostConnection(text)
-    if code.startswith(NOT_NOW):
+    # It was in a trigger, or waited for a row: whose fault that is, each plant alone will show.
+    is_ones = error.diag.context is not None and len(plants) > 1
+    if code.startswith(NOT_NOW) and not is_ones:
         return Unavailable(text)
-    # What row-level security refuses has the code of a right that is missing, and what a trigger
-    # puts into another table that of a column which is not ours.
+    # What row-level security refuses has the code of a right that is missing.
     is_policy = error.diag.source_function == "ExecWithCheckOptions"
-    if is_policy or (code == "23502" and error.diag.context) or not code.startswith(NEEDS_OPERATOR):
+    if plants and (is_ones or is_policy or not code.startswith(NEEDS_OPERATOR)):
         # Not with the message, which may have parts of the plant.
         name = error.diag.constraint_name or "no constraint"
         return Rejected(f"PostgreSQL: {type(error).__name__} ({code}, {name})")

@@ -254,7 +254,6 @@ def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inser
     except sqlite3.DatabaseError as error:
         if primary_code(error) not in AT_FAULT or "NULL constraint failed: plants." in str(error):
             raise
-        connection.execute(TRY_TO_COMPILE)  # it fails if no plant is at fault
         # Without the message, as a trigger's may have something of the plant in it.
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
     select = f"SELECT {COLUMNS} FROM plants WHERE id IN ({', '.join('?' * len(ids))})"

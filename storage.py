@@ -59,9 +59,7 @@ class Storage:
         Raises Conflict, Rejected, or, after the wait limit at most, Unavailable: the outcome is
         unknown.
         """
-        (outcome,) = self.add_all([plant])
-        if isinstance(outcome, Exception):
-            raise outcome
+        self._write_one(plant, self._wait_limit)
 
     def add_all(self, plants: Sequence[Plant]) -> Outcomes:
         """Store many plants in few batches; return what became of each, or what add() would raise.
@@ -74,20 +72,25 @@ class Storage:
         """Raise Unavailable unless the database takes writes; answer within CHECK_LIMIT seconds."""
         start = time.monotonic()
         if start > self._last_write + CHECK_INTERVAL:
-            (outcome,) = self._commit.submit([None], CHECK_LIMIT)
-            # Its batch may take longer though a part of it has been written.
-            if isinstance(outcome, Exception) and self._last_write < start:
-                raise outcome
+            try:
+                self._write_one(None, CHECK_LIMIT)
+            except Unavailable:
+                if self._last_write < start:  # else only other plants of its batch take long
+                    raise
 
     def open_or_create(self) -> None:
         """Open the database; create it if there is none and none was seen. Raises Unavailable."""
-        (outcome,) = self._commit.submit([None], self._wait_limit)
-        if isinstance(outcome, Exception):
-            raise outcome
+        self._write_one(None, self._wait_limit)
 
     def close(self) -> None:
         """Store what is in the queue and close the connection, for good."""
         self._commit.close(self._wait_limit / 2)
+
+    def _write_one(self, plant: Plant | None, limit: float) -> None:
+        (outcome,) = self._commit.submit([plant], limit)
+        if isinstance(outcome, Exception):
+            # Others may share it, and its traceback would grow from one to the next.
+            raise outcome.with_traceback(None)
 
     def _write(self, batch: Batch, deadline: float = 0.0) -> Outcomes:
         """Write the plants of a batch, or what proves to a health check that this is possible."""
@@ -101,6 +104,10 @@ class Storage:
             self._last_write = -CHECK_INTERVAL
             return [error] * len(batch)
         except Exception as error:
+            if not deadline and plants:
+                (outcome,) = self._write([None])
+                if isinstance(outcome, Exception):  # not a plant is at fault
+                    return [outcome] * len(batch)
             return [error] if len(batch) == 1 else self._write_halves(batch, deadline)
         if inserted.new or None in batch:
             self._last_write = time.monotonic()
@@ -178,12 +185,7 @@ class GroupCommit:
                 entry.outcome = Unavailable(f"gave up after {limit:.3g} s: {obstacle}")
                 with contextlib.suppress(ValueError):  # it is being written
                     self._queue.remove(entry)
-        outcomes = [entry.outcome for entry in entries]
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                # Other requests may share it, and its traceback would grow from one to the next.
-                outcome.__traceback__ = None
-        return outcomes
+        return [entry.outcome for entry in entries]
 
     def close(self, timeout: float) -> None:
         """Let the writer store what is queued, close the engine and end; wait some seconds."""

@@ -14,7 +14,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -240,6 +240,25 @@ def test_plants_at_fault_do_not_keep_others_waiting_for_long(start, engine):
     outcomes = start(wait_limit=4.0).add_all([Plant(number, "poison") for number in range(16)])
     assert {type(outcome) for outcome in outcomes} == {Rejected, Unavailable}
     assert engine.calls <= 12  # not 31
+
+
+def test_plants_at_fault_do_not_keep_a_health_check_waiting(storage, engine, monkeypatch):
+    """While a batch is written in parts, it is enough that something has been written."""
+    monkeypatch.setattr("storage.CHECK_LIMIT", 0.1)
+    checks: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as threads:
+
+        def meanwhile() -> None:
+            if engine.calls == 2:  # after the batch, and before its parts
+                checks.append(threads.submit(storage.check))
+            elif engine.calls == 3:
+                wait(checks, PATIENCE)
+
+        engine.meanwhile = meanwhile
+        outcomes = storage.add_all([Plant(1, "poison"), Plant(2, "n")])
+    assert [type(outcome) for outcome in outcomes] == [Rejected, Stored]
+    (check,) = checks
+    check.result()
 
 
 def test_each_in_a_batch_gets_an_outcome_of_its_own(storage, engine):
