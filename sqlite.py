@@ -105,9 +105,8 @@ class SQLiteEngine(Engine):
             # in this process: to close it then would undo SQLite's locks.
             if self._connection is None and not os.path.exists(name):
                 with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-                    if file.read(72)[68:] != APPLICATION_ID.to_bytes(
-                        4
-                    ):  # sqlite.org/fileformat.html
+                    header = file.read(72)  # sqlite.org/fileformat.html
+                    if header[68:] != APPLICATION_ID.to_bytes(4):
                         raise NeedsOperator(f"{self._path} {FOREIGN}")
             self._lock.take()
         except OSError as error:
