@@ -31,6 +31,7 @@ STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeader
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 UNWANTED = 2**16  # bytes to read and throw away at a time
 FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
+MANY = 100  # connections; from there on, new ones are accepted so many at a time
 HEAD_LIMIT = 2**14  # bytes of a head; of a body in chunks, beside its data
 PIECES, PAUSE = 16, 0.25  # of a request that are read at once, and seconds before each further one
 SEND_LIMIT = 2**15  # bytes of answers that the system keeps for a client that reads none
@@ -149,7 +150,7 @@ class Worker(GeventWorker):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_LIMIT)  # of what it accepts
             server = StreamServer(sock, self.handle, spawn=Pool(self.worker_connections))
             server.set_handle(functools.partial(self.handle, server))
-            server.max_accept = 1  # few at first: other workers are to get some, too
+            server.max_accept = 1  # so that other workers get some, too
             server.start()
             servers[sock.dup()] = server
         while self.alive:
@@ -171,7 +172,7 @@ class Worker(GeventWorker):
         is_full = len(self.connections) + 1 >= FULL * self.worker_connections
         if is_full and (waiting := [each for each in self.connections if each.is_waiting]):
             min(waiting, key=lambda each: each.waiting_since).make_room()
-        server.max_accept = 1 + len(self.connections) // 16
+        server.max_accept = 1 if len(self.connections) < MANY else MANY
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
