@@ -41,8 +41,9 @@ FIND_TABLE = """
     FROM pg_catalog.pg_attribute
         JOIN pg_catalog.pg_class ON attrelid OPERATOR(pg_catalog.=) pg_class.oid
         JOIN pg_catalog.pg_type ON atttypid OPERATOR(pg_catalog.=) pg_type.oid
-    WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('plants') AND NOT attisdropped
-        AND attnum OPERATOR(pg_catalog.>) 0 AND relpersistence OPERATOR(pg_catalog.=) 'p'
+    WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s::pg_catalog.text)
+        AND NOT attisdropped AND attnum OPERATOR(pg_catalog.>) 0
+        AND relpersistence OPERATOR(pg_catalog.=) 'p'
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indisprimary AND NOT indimmediate
             AND indrelid OPERATOR(pg_catalog.=) attrelid)"""
 NOT_FOUND = "PostgreSQL: plants is missing, temporary or unlogged, or its key is deferrable"
@@ -90,9 +91,9 @@ class Connection(psycopg.Connection):
     deadline = float("inf")  # of time.monotonic()
     table = ""  # with its schema, once it was found and is as it has to be
 
-    def find_table(self) -> tuple[str, dict[str, bool]]:
+    def find_table(self, name: str | None) -> tuple[str, dict[str, bool]]:
         """Return the table, with its schema, and its columns: whether each needs a value."""
-        rows = self.execute(FIND_TABLE).fetchall()
+        rows = self.execute(FIND_TABLE, [name or "plants"]).fetchall()
         if not rows:
             return "", {}
         return rows[0][0], {column.replace('"', ""): is_needed for _, column, is_needed in rows}
@@ -188,7 +189,7 @@ class PostgreSQLEngine(Engine):
             with self._connect() as connection, connection.transaction():
                 # Rather an error than a part, where a policy hides rows from the role.
                 connection.execute("SET LOCAL row_security = off")
-                table, _ = connection.find_table()
+                table, _ = connection.find_table(self.identity)
                 if not table:
                     raise NeedsOperator(NOT_FOUND)
                 select = f"SELECT {COLUMNS} FROM {table} ORDER BY id"
@@ -244,20 +245,18 @@ class PostgreSQLEngine(Engine):
         info = connection.info
         if (encoding := info.parameter_status("server_encoding")) != "UTF8":
             raise NeedsOperator(f"PostgreSQL: the database is in {encoding}, not UTF8; use another")
-        table, found = connection.find_table()
+        table, found = connection.find_table(self.identity)
         if not table and not self.identity:
             # Of several processes that create it at once, those that come too late fail.
             with contextlib.suppress(*map(psycopg.errors.lookup, ("23505", "42710", "42P07"))):
                 connection.execute(SCHEMA)
-            table, found = connection.find_table()
+            table, found = connection.find_table(None)
         needed = {each for each, is_needed in found.items() if is_needed}
         if wrong := ", ".join(sorted({*DEFINITIONS} - found.keys() | needed - {*DEFINITIONS})):
             raise NeedsOperator(
                 f"{NOT_FOUND}, or it differs in {wrong}; "
                 f"it is made by: {SCHEMA}; a column by: ALTER TABLE plants ADD"
             )
-        if self.identity not in (None, table):
-            raise NeedsOperator(f"PostgreSQL: {table} is not {self.identity}, used before")
         version = info.parameter_status("server_version")
         self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
         self.identity = connection.table = table

@@ -725,22 +725,25 @@ def test_what_refuses_every_plant_is_the_tables_fault(storage, connection, state
 def test_a_trigger_that_lacks_something_fails_the_plants_that_it_acts_on(storage, connection):
     """They may be taken once the operator has mended that; the others are stored at once."""
     before_insert(connection, "IF NEW.tag = 'known' THEN PERFORM missing(); END IF;")
-    outcomes = storage.add_all([Plant(1, "n"), Plant(2, "n", "known"), Plant(3, "n")])
-    assert [type(outcome) for outcome in outcomes] == [Stored, NeedsOperator, Stored]
+    outcomes = storage.add_all([Plant(1, "n"), Plant(2, "n", "known"), None, Plant(3, "n")])
+    assert [type(outcome) for outcome in outcomes] == [Stored, NeedsOperator, Stored, Stored]
     assert str(outcomes[1]) == "PostgreSQL: function missing() does not exist"
-    storage.check()
+    outcomes = storage.add_all([None, Plant(2, "n", "known")])  # None: a health check
+    assert [type(outcome) for outcome in outcomes] == [Stored, NeedsOperator]
 
 
-def test_a_worker_uses_no_other_table_than_the_start(url, storage, connection, schema):
-    """A table that is made in an earlier schema of the search_path has none of the plants."""
+def test_a_worker_uses_the_table_of_the_start(url, storage, connection, schema):
+    """One that is made in an earlier schema of the search_path has none of the plants."""
     storage.add(MONSTERA)
     both = url.replace("search_path%3D", f"search_path%3D{schema}_earlier,")
     connection.execute(f"CREATE SCHEMA {schema}_earlier")
     connection.execute(f"CREATE TABLE {schema}_earlier.plants (LIKE plants INCLUDING ALL)")
     with contextlib.closing(get_storage(both, storage.engine.identity)) as worker:
-        for look in (worker.check, lambda: worker.add(Plant(7, "other"))):
-            with pytest.raises(NeedsOperator, match="used before"):
-                look()
+        worker.check()
+        with pytest.raises(Conflict):
+            worker.add(Plant(7, "other"))
+        worker.add(Plant(8, "n"))
+    assert list(storage.rows()) == [MONSTERA, Plant(8, "n")]
 
 
 def test_a_table_that_is_changed_is_looked_at_at_the_next_connection(storage, connection, sessions):
