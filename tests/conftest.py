@@ -15,7 +15,7 @@ from webtest import TestApp
 from app import create_app
 from start import get_storage
 from storage import Storage
-from tests.support.server import PATIENCE, TOKEN, Server
+from tests.support.server import PATIENCE, TOKEN, Server, running
 
 ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
 
@@ -99,6 +99,13 @@ def taken_away(database: Path) -> Callable[[], AbstractContextManager[None]]:
         os.rename(elsewhere, database)
 
     return take_away
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for tests that only send requests; each stores plants of its own."""
+    with running(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
+        yield server
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,11 +26,9 @@ from tests.support.server import (
     PATIENCE,
     ROOT,
     TOKEN,
-    Server,
     Writers,
     free_port,
     receive,
-    running,
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
@@ -169,20 +166,6 @@ def dropped_nothing(writers: Writers) -> None:
 
 
 # bodies over raw sockets
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for those tests that only send requests; each stores plants of its own."""
-    with running(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
-        yield server
-
-
-def test_a_body_cut_short_is_a_400_and_stores_nothing(server):
-    body = b'{"id": 101, "name": "Ivy"}'
-    data = server.send(HEAD + b"Content-Length: 31\r\n\r\n" + body, ends=True)
-    assert "the body ended after 26 of 31 bytes" in refused(data, 400)
-    assert server.stored(101) is None
 
 
 @pytest.mark.parametrize("token", [TOKEN, "another-token-0123456789"])
