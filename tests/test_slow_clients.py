@@ -108,8 +108,11 @@ def test_a_client_that_reads_none_of_many_answers_is_cut_off(server):
 
 
 def test_more_connections_than_there_is_room_for_keep_nobody_out(serve):
-    """Though each may wait for long, the one that has waited longest makes room."""
-    options = ["--worker-class=tests.support.workers.Patient", "--worker-connections=20"]
+    """Though each may wait for long, the one that has waited longest makes room.
+
+    There is hardly any room, and the client that came last is not the one that makes it.
+    """
+    options = ["--worker-class=tests.support.workers.Patient", "--worker-connections=10"]
     server = serve(*options, WEB_CONCURRENCY="1")
     connections = []
     for number, data in enumerate([b"", b"POST /pl", HALF_A_BODY, GET + b"\r\n"] * 10):

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,11 +24,10 @@ from tests.support.server import (
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA, post
+from tests.test_slow_clients import GET, HALF_A_BODY
 
 FOR_EVER = 600  # seconds: longer than a test waits
 PATIENT = "--worker-class=tests.support.workers.Patient"
-HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
-GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
 LAST = GET + b"Connection: close\r\n\r\n"
 SMALL, LARGE = 1, 2**16  # bytes
 KINDS = {  # what they send at first, seconds between further bytes, and how much they read at once
@@ -121,26 +119,6 @@ def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect,
         connect(server, sends.get(kind, b""))
     for number in range(50):
         assert server.post({"id": number, "name": "n"})[0] == 200
-
-
-def test_little_room_is_shared_too(serve, connect):
-    """However few connections a worker may have at a time, the next takes the place of another."""
-    server = serve(PATIENT, "--worker-connections=10", WEB_CONCURRENCY="1")
-    for number in range(20):
-        connect(server)
-        assert server.post({"id": number, "name": "n"})[0] == 200
-
-
-def test_the_client_that_came_last_is_not_the_one_that_makes_room(serve, connect):
-    """It is the one that has waited longest."""
-    server = serve(PATIENT, "--worker-connections=50", WEB_CONCURRENCY="1")
-    for _ in range(60):
-        connect(server, HALF_A_BODY)
-    late = connect(server, HALF_A_BODY)
-    for number in range(20):
-        assert server.post({"id": number, "name": "n"})[0] == 200
-    late.sendall(b" " * 7 + b"}" + LAST)
-    assert b'"message": "id: required' in receive(late)
 
 
 def test_a_client_that_makes_room_gets_an_answer_if_its_request_is_there(serve, connect, database):
@@ -253,8 +231,7 @@ def test_what_a_stranger_sends_costs_others_nothing(serve, connect, kind, record
     server, took = serve(), []
     workers = server.workers()
     assert server.post(MONSTERA)[0] == 200
-    costs = [time.process_time(), *map(cpu_time, workers)]
-    memory = [usage(pid).memory for pid in workers]
+    before = [usage(pid) for pid in ("self", *workers)]
     strangers = [connect(server, data, buffer=size) for _ in range(count)]
     for number in range(100, 200):
         for stranger in strangers if drips else ():
@@ -263,11 +240,9 @@ def test_what_a_stranger_sends_costs_others_nothing(serve, connect, kind, record
         begin = time.monotonic()
         assert server.post({"id": number, "name": "n"})[0] == 200
         took.append(time.monotonic() - begin)
-    spent = [
-        now - then
-        for now, then in zip([time.process_time(), *map(cpu_time, workers)], costs, strict=True)
-    ]
-    more = max(usage(pid).memory - then for pid, then in zip(workers, memory, strict=True))
+    after = [usage(pid) for pid in ("self", *workers)]
+    spent = [now.cpu_time - then.cpu_time for now, then in zip(after, before, strict=True)]
+    more = max(now.memory - then.memory for now, then in zip(after[1:], before[1:], strict=True))
     assert server.workers() == workers
     assert more < 60  # MiB: a connection with all that it may send is 64 KiB
     figures = (
@@ -276,12 +251,6 @@ def test_what_a_stranger_sends_costs_others_nothing(serve, connect, kind, record
     record_property(
         kind, figures + f"strangers {spent[0]:.1f} s, of workers {sum(spent[1:]):.1f} s"
     )
-
-
-def cpu_time(pid: int) -> float:
-    """The seconds of CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 PROXIES = {  # configuration and command

@@ -242,13 +242,16 @@ class Usage(NamedTuple):
     threads: int
     descriptors: int
     memory: float  # MiB, with its share of what it has in common with others (PSS)
+    cpu_time: float  # seconds
 
 
-def usage(pid: int) -> Usage:
+def usage(pid: int | str) -> Usage:
     process = Path(f"/proc/{pid}")
     memory = re.search(r"(?m)^Pss: +(\d+) kB", (process / "smaps_rollup").read_text())[1]
     threads, descriptors = (len(list((process / name).iterdir())) for name in ("task", "fd"))
-    return Usage(threads, descriptors, int(memory) / 1024)
+    ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+    cpu_time = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return Usage(threads, descriptors, int(memory) / 1024, cpu_time)
 
 
 def is_alive(pid: int) -> bool:
