@@ -281,17 +281,13 @@ def test_what_cannot_be_written_is_said_in_one_line(storage, url):
 @pytest.mark.parametrize("reader", ["a full disk", "nobody"])
 def test_a_report_that_cannot_be_written_fails_a_load(url, stored, reader):
     """Nobody would learn of refused lines; the others are stored."""
-    with open("/dev/full", "wb") as full, os.fdopen(unread_pipe(), "wb") as pipe:
+    unread, writer = os.pipe()
+    os.close(unread)
+    with open("/dev/full", "wb") as full, os.fdopen(writer, "wb") as pipe:
         out = full if reader == "a full disk" else pipe
         status, errors = start(*COMMAND, "load", url, out=out, given=b'{"id": 7, "name": "n"}')
     assert (status, errors.count(b"\n")) == (1, 1)
     assert stored() == [(7, "n", None)]
-
-
-def unread_pipe() -> int:
-    reader, writer = os.pipe()
-    os.close(reader)
-    return writer
 
 
 def test_a_lock_that_is_not_released_ends_a_load(database):

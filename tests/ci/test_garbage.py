@@ -1,18 +1,13 @@
 """What nobody thought of: bytes, headers and plants that hypothesis makes up."""
 
-import contextlib
 import json
 import socket
-from collections.abc import Callable
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from webtest import TestApp
 
-from app import create_app
 from schemas import VALIDATORS
-from start import get_storage
-from tests.support.server import HEADERS, PATIENCE, TOKEN, receive
+from tests.support.server import HEADERS, TOKEN, receive
 from tests.support.wire import answers
 
 INT64, EXACT = range(-(2**63), 2**63), range(-(2**53), 2**53 + 1)
@@ -81,19 +76,7 @@ def plants(draw: st.DrawFn) -> tuple[tuple[int, str, str | None], bytes]:
 
 
 def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
-    """In any order, spelling and company; the first with an id stays."""
-    post_plants(client, stored)
-
-
-def test_what_is_a_plant_is_stored_exactly_in_postgresql(postgresql_url, postgresql_stored):
-    """The same plants, in the other engine."""
-    with contextlib.closing(get_storage(postgresql_url, wait_limit=PATIENCE)) as storage:
-        storage.open_or_create()
-        post_plants(TestApp(create_app(storage, [TOKEN])), postgresql_stored)
-
-
-def post_plants(client: TestApp, stored: Callable[[], list]) -> None:
-    """Post plants that hypothesis makes up; assert that each is answered and stored as it is."""
+    """In any order, spelling and company; the first with an id stays. So it is on PostgreSQL."""
     known = {}
 
     @made_up(300)
