@@ -442,17 +442,14 @@ NO_ORIGINS = ["garden.example", "https://garden.example/", "https://*", "ftp://a
               "http://:"]  # fmt: skip
 
 
-@pytest.mark.parametrize("setting", BLANK + NO_TOKENS)
-def test_blank_short_or_malformed_tokens_are_refused(monkeypatch, setting):
-    monkeypatch.setenv("PLANTS_TOKENS", setting)
-    with pytest.raises(NeedsOperator, match=r"PLANTS_TOKENS .*token_urlsafe") as refusal:
-        read_list("PLANTS_TOKENS", TOKEN_FORM)
+@pytest.mark.parametrize(
+    ("variable", "form", "words", "setting"),
+    [("PLANTS_TOKENS", TOKEN_FORM, ".*token_urlsafe", each) for each in BLANK + NO_TOKENS]
+    + [("PLANTS_CORS_ORIGINS", ORIGIN_FORM, "", each) for each in BLANK + NO_ORIGINS],
+)
+def test_blank_short_or_malformed_settings_are_refused(monkeypatch, variable, form, words, setting):
+    """An origin has a scheme and no path: a browser would never send another one."""
+    monkeypatch.setenv(variable, setting)
+    with pytest.raises(NeedsOperator, match=f"{variable} must be {words}") as refusal:
+        read_list(variable, form)
     assert setting in BLANK or setting not in str(refusal.value)
-
-
-@pytest.mark.parametrize("setting", BLANK + NO_ORIGINS)
-def test_what_is_no_origin_is_refused(monkeypatch, setting):
-    """An origin has a scheme and no path: a browser would never send this one."""
-    monkeypatch.setenv("PLANTS_CORS_ORIGINS", setting)
-    with pytest.raises(NeedsOperator, match="PLANTS_CORS_ORIGINS must be"):
-        read_list("PLANTS_CORS_ORIGINS", ORIGIN_FORM)

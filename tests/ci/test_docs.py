@@ -39,7 +39,8 @@ def folder(tmp_path) -> Path:
     """A folder like that of README.md, without plants."""
     folder = tmp_path / "plant store"
     folder.mkdir()
-    for source in (*ROOT.glob("*.py"), ROOT / "schemas", ROOT / "static", ROOT / "deploy"):
+    folders = map(ROOT.joinpath, ("deploy", "docs", "schemas", "static", "tests"))
+    for source in (*ROOT.glob("*.py"), *folders):
         (folder / source.name).symlink_to(source)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder

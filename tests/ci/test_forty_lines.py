@@ -10,19 +10,18 @@ import importlib.util
 import re
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from webtest import TestApp
 
-from tests.ci import test_disk
+from tests.ci import test_disk, test_docs
 from tests.support.readme import PAGES
 from tests.support.server import GUNICORN, PATIENCE, ROOT, TOKEN, Server, Writers, free_port
 from tests.test_app import test_a_plant_is_stored_and_answered_exactly  # noqa: F401
 
-disk = test_disk.disk  # a fixture
+disk, folder = test_disk.disk, test_docs.folder  # fixtures
 FORTY = ROOT / "docs" / "forty-lines"
 PAGE = FORTY.with_suffix(".md")
 PARTS = re.split("(?m)^## ", PAGES[PAGE])[1:]
@@ -72,17 +71,6 @@ def start(serve: Callable[..., Server]) -> Callable[[str, Path], Server]:
         return server
 
     return start
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder like that of README.md, without plants."""
-    folder = tmp_path / "plant store"
-    folder.mkdir()
-    for source in (*ROOT.glob("*.py"), *map(ROOT.joinpath, ("docs", "schemas", "static", "tests"))):
-        (folder / source.name).symlink_to(source)
-    (folder / ".venv").symlink_to(sys.prefix)
-    return folder
 
 
 @pytest.fixture

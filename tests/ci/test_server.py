@@ -65,12 +65,9 @@ def test_sigterm_to_all_processes_under_load_drops_nothing(serve, stored):
 def test_sighup_under_load_drops_nothing(serve):
     """Nobody is refused while new workers take over."""
     server = serve()
-    before = server.workers()
     with Writers(server.port) as writers:
         assert writers.goes_on()
-        server.signal(signal.SIGHUP)
-        assert server.workers(besides=before)
-        wait_until(lambda: not any(map(is_alive, before)))
+        server.reload()
         assert writers.goes_on()
     assert (set(writers.answers), set(writers.failures)) == ({200}, set())
 
@@ -115,11 +112,8 @@ def test_sighup_takes_changed_code_and_keeps_the_token(serve, tmp_path):
     token = printed_token(server)
     assert server.request("GET", "/healthz")[1]["x-request-id"] == "before"
     assert server.post(MONSTERA, token)[0] == 200
-    before = server.workers()
     code.write_text(lines % "and_after")
-    server.signal(signal.SIGHUP)
-    assert server.workers(besides=before)
-    wait_until(lambda: not any(map(is_alive, before)))
+    server.reload()
     assert server.request("GET", "/healthz")[1]["x-request-id"] == "and_after"
     assert server.post(MONSTERA, token)[0] == 200
     assert server.err.count("Bearer ") == 1

@@ -148,6 +148,13 @@ class Server:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 
+    def reload(self) -> None:
+        """Send SIGHUP; return once new workers have taken over and the old ones have ended."""
+        before = self.workers()
+        self.signal(signal.SIGHUP)
+        assert self.workers(besides=before)
+        wait_until(lambda: not any(map(is_alive, before)))
+
     def wait(self) -> int:
         return self.process.wait(PATIENCE)
 
