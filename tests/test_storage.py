@@ -7,26 +7,12 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import pytest
-
-from engine import Conflict, NeedsOperator, Unavailable
+from engine import Conflict, Unavailable
 from schemas import Plant
 from start import get_storage
 from storage import Stored
 from tests.support.server import PATIENCE
 from tests.support.users import run_in_processes
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["", " ", "plants.db", "sqlite://plants.db", "sqlite:///", "sqlite:///:memory:", "mysql://h/d",
-     "sqlite:///plants.db?mode=ro", "SQLITE",
-     "postgresql://u:100%@h/d", "postgresql://h/d?ssl=yes", "postgresql+psycopg://h/d"],
-)  # fmt: skip
-def test_a_url_of_no_known_kind_is_refused(wrong):
-    """What is in memory only is not stored; a part of a URL, maybe a password, is not repeated."""
-    with pytest.raises(NeedsOperator, match=r"DATABASE_URL must (name a file|be like)"):
-        get_storage(wrong)
 
 
 def test_one_bad_plant_harms_no_other_of_its_batch(storage, stored):

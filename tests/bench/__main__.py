@@ -17,8 +17,8 @@ from load import SETTINGS
 from peers import PARTS, Peers
 
 
-def read_options() -> argparse.Namespace:
-    """What the command line asks for."""
+def main() -> None:
+    """Measure; print what came of it, and write it down if it is the whole of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,12 +30,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--settings", nargs="+", choices=[*PARTS, "postgresql"], help="only these; writes no files"
     )
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure; print what came of it, and write it down if it is the whole of it."""
-    options = read_options()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # leaves no server behind
     require("wrk", "cc", "git")
     compile_c()

@@ -12,7 +12,7 @@ ROOT = HERE.parent.parent
 ENVIRONMENTS = HERE / ".venv"
 NODE = HERE / ".node"
 BUILD = HERE / ".build"
-SLOW_SYNC = BUILD / "slow_sync.so"
+SYNC = BUILD / "sync.so"
 
 
 def environment(*requirements: Path) -> Path:
@@ -42,8 +42,8 @@ def require(*programs: str) -> None:
 def compile_c() -> None:
     """Compile the library that makes a sync slow."""
     BUILD.mkdir(exist_ok=True)
-    source = HERE / "slow_sync.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", SLOW_SYNC, source, "-ldl"], check=True)
+    source = ROOT / "tests" / "support" / "sync.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", SYNC, source, "-ldl"], check=True)
 
 
 def install_node_packages() -> None:

@@ -69,8 +69,8 @@ class Peers:
                 make_table(Path(own))
             with running(self.competitors[name], Path(own), url, slow) as service:
                 for part in settings:
-                    run = post(service, SETTINGS[part], self.seconds)
-                    self.results.add(name, part, run)
+                    if run := post(service, SETTINGS[part], self.seconds):
+                        self.results.runs[name, part].append(run)
                 if not (slow or url):
                     self.results.starts[name].append(service.seconds_to_first)
                     if service.process.poll() is None:

@@ -6,7 +6,6 @@ import platform
 import sqlite3
 import statistics
 from collections import defaultdict
-from typing import NamedTuple
 
 from competitors import Competitor
 from load import SETTINGS, Run
@@ -14,17 +13,6 @@ from load import SETTINGS, Run
 # Ours to theirs: plants/s at 32 connections.
 AT_LEAST = {"fastify": 1.1, "uvicorn": 12, "uvloop": 8, "flask": 8}
 NONE = (math.nan,)  # where nothing was measured, or all of it was thrown out
-
-
-class Target(NamedTuple):
-    """A line of the table of targets; `wanted` is None where there is no target."""
-
-    title: str
-    value: float
-    wanted: str | None
-
-    def __str__(self) -> str:
-        return f"| {self.title} | {self.value:.2f} | {self.wanted or ''} |"
 
 
 class Results:
@@ -36,11 +24,6 @@ class Results:
         self.memory: defaultdict[str, list[float]] = defaultdict(list)
         self.starts: defaultdict[str, list[float]] = defaultdict(list)
 
-    def add(self, name: str, setting: str, run: Run | None) -> None:
-        """Keep a run, unless it was thrown out."""
-        if run:
-            self.runs[name, setting].append(run)
-
     def median(self, name: str, setting: str) -> Run:
         """The median of each figure."""
         columns = zip(*(self.runs.get((name, setting)) or [Run(*NONE * 3)]), strict=True)
@@ -51,33 +34,28 @@ class Results:
         ours, theirs = (self.median(name, setting) for name in ("ours", other))
         return getattr(ours, figure) / getattr(theirs, figure)
 
-    def targets(self) -> list[Target]:
-        """The table of targets, without what was not measured."""
-        ours, targets = "this service / ", []
+    def targets(self) -> list[tuple[str, float, str]]:
+        """The rows of the table of targets, without what was not measured."""
+        beside = {name: f"this service / {each.title}" for name, each in self.competitors.items()}
+        targets = []
         for name, wanted in AT_LEAST.items():
-            if name in self.competitors:
-                title = f"{ours}{self.competitors[name].title}, plants/s"
-                targets.append(Target(title, self.ratio("32", name), f"at least {wanted}"))
-        if "fastify" in self.competitors:
-            other = f"{ours}{self.competitors['fastify'].title}"
+            if name in beside:
+                rate = self.ratio("32", name)
+                targets.append((f"{beside[name]}, plants/s", rate, f"at least {wanted}"))
+        if other := beside.get("fastify"):
             p99, slow = self.ratio("32", "fastify", "p99"), self.ratio("slow", "fastify")
-            targets.append(Target(f"{other}, p99", p99, "at most 0.33"))
-            targets.append(Target(f"{other}, {SETTINGS['slow'].title}", slow, "at least 18"))
-        if "other" in self.competitors:
-            targets += self._beside_another_commit()
+            targets.append((f"{other}, p99", p99, "at most 0.33"))
+            targets.append((f"{other}, {SETTINGS['slow'].title}", slow, "at least 18"))
+        if other := beside.get("other"):
+            for key, setting in SETTINGS.items():
+                for what, figure in (("plants/s", "rate"), ("p99", "p99")):
+                    ratio = self.ratio(key, "other", figure)
+                    targets.append((f"{other}, {setting.title}, {what}", ratio, ""))
         memory = statistics.median(self.memory.get("ours", NONE))
         start = statistics.median(self.starts.get("ours", NONE))
-        targets.append(Target("memory of this service, MB (PSS)", memory, "at most 75"))
-        targets.append(Target("seconds to the first 200", start, "at most 0.7"))
-        return [target for target in targets if not math.isnan(target.value)]
-
-    def _beside_another_commit(self) -> list[Target]:
-        other = f"this service / {self.competitors['other'].title}"
-        return [
-            Target(f"{other}, {setting.title}, {what}", self.ratio(key, "other", figure), None)
-            for key, setting in SETTINGS.items()
-            for what, figure in (("plants/s", "rate"), ("p99", "p99"))
-        ]
+        targets.append(("memory of this service, MB (PSS)", memory, "at most 75"))
+        targets.append(("seconds to the first 200", start, "at most 0.7"))
+        return [target for target in targets if not math.isnan(target[1])]
 
     def shown(self, name: str, setting: str) -> str:
         """Plants a second, as median and spread, and the latencies."""
@@ -103,7 +81,8 @@ class Results:
                 for name in names:
                     lines.append(f"| {self.competitors[name].title} | {self.shown(name, key)} |")
         lines += ["", "## Targets", "", "| | measured | target |", "|---|---|---|"]
-        lines += map(str, self.targets())
+        for title, value, wanted in self.targets():
+            lines.append(f"| {title} | {value:.2f} | {wanted} |")
         if self.starts:
             lines += ["", "## Memory and start", ""]
             lines += ["| | MB (PSS) | s to the first 200 |", "|---|---|---|"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psycopg
 from competitors import WORKERS, Competitor
-from environments import NODE, SLOW_SYNC
+from environments import NODE, SYNC
 
 TOKEN = "benchmark-token-0123456789"
 PATIENCE = 30  # seconds for it to start, and to end
@@ -54,7 +54,7 @@ class Service:
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # it would make each start slow
         if slow:
-            environment["LD_PRELOAD"] = str(SLOW_SYNC)
+            environment |= {"LD_PRELOAD": str(SYNC), "SYNC_WAITS": str(SYNC)}  # which is there
         return environment
 
     def wait_until_it_answers(self) -> None:

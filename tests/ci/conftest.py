@@ -46,7 +46,7 @@ def postgresql_stored(postgresql_url: str) -> Callable[[], list[tuple[int, str, 
 @pytest.fixture
 def failing_sync(tmp_path: Path) -> dict[str, str]:
     """The environment in which a sync fails or does nothing, while one of two files is there."""
-    library, source = tmp_path / "failing_sync.so", ROOT / "tests" / "support" / "failing_sync.c"
+    library, source = tmp_path / "sync.so", ROOT / "tests" / "support" / "sync.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     names = ("SYNC_FAILS", "SYNC_SKIPS")
     return {"LD_PRELOAD": str(library), **{name: str(tmp_path / name) for name in names}}
