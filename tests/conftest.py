@@ -87,6 +87,13 @@ def stored(database: Path) -> Callable[[], list[tuple[int, str, str | None]]]:
     return read
 
 
+def names_in(file: Path) -> set[tuple[int, str]]:
+    """Ids and names of the plants in a SQLite file that is as it should be."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return set(connection.execute("SELECT id, name FROM plants"))
+
+
 @pytest.fixture
 def taken_away(database: Path) -> Callable[[], AbstractContextManager[None]]:
     """Takes the table away for a while."""

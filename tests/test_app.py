@@ -344,12 +344,18 @@ def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_aw
     assert stored()[0] == (7, "Monstera", "indoor")
 
 
-def post_to_failing(failure: Exception) -> TestResponse:
-    class Failing:
-        def add(self, plant: Plant) -> None:
-            raise failure
+class Failing:
+    """A storage that raises an exception."""
 
-    client = TestApp(create_app(Failing(), [TOKEN]))
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
+
+    def add(self, plant: Plant) -> None:
+        raise self.failure
+
+
+def post_to_failing(failure: Exception) -> TestResponse:
+    client = TestApp(create_app(Failing(failure), [TOKEN]))
     client.authorization = ("Bearer", TOKEN)
     return client.post_json("/plants", MONSTERA, expect_errors=True)
 

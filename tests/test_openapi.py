@@ -12,18 +12,11 @@ from webtest import TestApp
 
 from app import BODY_LIMIT, PAGE, STATIC, create_app
 from engine import Unavailable
-from schemas import VALIDATORS, Plant, openapi
+from schemas import VALIDATORS, openapi
 from tests.support.server import ROOT, TOKEN
+from tests.test_app import Failing
 
 ORIGIN = "https://garden.example"
-
-
-class Broken:
-    def __init__(self, error):
-        self.error = error
-
-    def add(self, plant: Plant) -> None:
-        raise self.error
 
 
 def everywhere(part):
@@ -125,7 +118,7 @@ def test_each_answer_is_as_described(storage, status):
     content = described["content"]["application/json"]
     requests = operation["requestBody"]["content"]["application/json"]["examples"]
 
-    client = TestApp(create_app(Broken(how["error"]) if "error" in how else storage, [TOKEN]))
+    client = TestApp(create_app(Failing(how["error"]) if "error" in how else storage, [TOKEN]))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     if "before" in how:
         client.post_json("/plants", how["before"], headers=headers)

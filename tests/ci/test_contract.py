@@ -5,18 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.ci.node import ENVIRONMENT, node_modules
 from tests.support.server import TOKEN
 
 TOOLS = Path(sys.executable).parent
 LEFT_OUT = {"info-license", "info-contact"}  # which are the operator's to say
-
-
-@pytest.fixture
-def server(serve):
-    return serve()
 
 
 def test_redocly_finds_nothing(server, tmp_path):

@@ -11,22 +11,20 @@ import re
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from shlex import quote
 
-import psycopg
 import pytest
 from moto.server import ThreadedMotoServer
 
 from start import DEFAULT_URL
 from tests.ci.node import ENVIRONMENT as NODE
-from tests.conftest import ROWS
+from tests.conftest import names_in
 from tests.support.readme import PAGES, README, block, blocks, table
 from tests.support.server import GUNICORN, PATIENCE, ROOT, TOKEN, Server, Writers, wait_until
 
@@ -81,17 +79,6 @@ def shape(line: str) -> str:
     line = re.sub(r" (in|Bearer) [^';]+", r" \1 X", line)
     line = re.sub(r"http://[\d.:]+", "http://X", line)
     return re.sub(r"\[\d\d/\w{3}/.*?\]|[\d.]+s|\d+\.\d+\.\d+", "X", line)
-
-
-def names(rows: Iterable[tuple[int, str, str | None]]) -> set[tuple[int, str]]:
-    return {(number, name) for number, name, _ in rows}
-
-
-def names_in(file: Path) -> set[tuple[int, str]]:
-    """Ids and names of the plants in a SQLite file that is as it should be."""
-    with contextlib.closing(sqlite3.connect(file)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return names(connection.execute(ROWS))
 
 
 def test_each_command_is_run_by_a_test():
@@ -216,7 +203,7 @@ def test_a_backup_has_what_was_acknowledged(serve, folder):
     assert again.post({"id": number, "name": "another"})[0] == 409
 
 
-def test_plants_move_to_postgresql_and_back(serve, folder, postgresql_url):
+def test_plants_move_to_postgresql_and_back(serve, folder, postgresql_url, postgresql_stored):
     """While clients post."""
     server = serve(f"--chdir={folder}", DATABASE_URL=DEFAULT_URL)
     with Writers(server.port) as writers:
@@ -225,8 +212,7 @@ def test_plants_move_to_postgresql_and_back(serve, folder, postgresql_url):
         for move in ("copy sqlite:///plants.db", 'copy "$DATABASE_URL"'):
             command = block("sh", f".venv/bin/python transfer.py {move}")
             run(folder, command, DATABASE_URL=postgresql_url)
-    with psycopg.connect(postgresql_url) as connection:
-        assert acknowledged <= names(connection.execute(ROWS))
+    assert acknowledged <= {(number, name) for number, name, _ in postgresql_stored()}
     assert acknowledged <= names_in(folder / "back.db")
 
 

@@ -4,28 +4,22 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
 from tests.support.wire import HEAD, answers, chunked, post, refused
 
 
-def environment_with(folder: Path, gunicorn: str) -> Path:
-    """A new environment with a gunicorn of its own and, beside it, the packages of this one."""
+@pytest.mark.parametrize("release", ["25.3.0", "26.0.0", "27.0.1"])
+def test_the_service_runs_under_another_gunicorn(serve, tmp_path, stored, release):
+    """It starts, stores, refuses, takes a body in chunks and a SIGHUP, and ends."""
+    folder = tmp_path / "environment"  # with that gunicorn and the other packages of this one
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
     pip = [sys.executable, "-m", "pip", f"--python={folder}/bin/python", "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--ignore-installed", f"gunicorn=={gunicorn}"], check=True)
-    return folder
-
-
-@pytest.mark.parametrize("release", ["25.3.0", "26.0.0", "27.0.1"])
-def test_the_service_runs_under_another_gunicorn(serve, tmp_path, stored, release):
-    """It starts, stores, refuses, takes a body in chunks and a SIGHUP, and ends."""
-    program = environment_with(tmp_path / "environment", release) / "bin" / "gunicorn"
-    server = serve(command=[f"{program}", "--bind", "127.0.0.1:0"])
+    subprocess.run([*pip, "--no-deps", "--ignore-installed", f"gunicorn=={release}"], check=True)
+    server = serve(command=[f"{folder}/bin/gunicorn", "--bind", "127.0.0.1:0"])
     assert server.post({"id": 1, "name": "n"})[0] == 200
     assert f"gunicorn {release}" in server.err
     refused(server.send(b"nonsense\r\n\r\n"), 400)

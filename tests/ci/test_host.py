@@ -20,7 +20,8 @@ from wsgiref.simple_server import make_server
 import pytest
 
 from tests.ci.test_bare_machine import IGNORED
-from tests.ci.test_docs import DOWNLOAD_PATIENCE, names_in, running_s3
+from tests.ci.test_docs import DOWNLOAD_PATIENCE, running_s3
+from tests.conftest import names_in
 from tests.support.debian import ENVIRONMENT, make_system_with, unpack
 from tests.support.readme import PAGES, block
 from tests.support.server import HEADERS, PATIENCE, ROOT, TOKEN, Writers, wait_until

@@ -18,7 +18,6 @@ from tests.test_start import stops_in_one_line
         ("--certfile=c", "--certfile and --keyfile are not possible, leave them out: a proxy"),
         ("--keyfile=k", "--certfile and --keyfile are not possible, leave them out: a proxy"),
         ("--http-parser=fast", "--http-parser is not possible, leave it out"),
-        ("--workers=0", "--workers and WEB_CONCURRENCY must be 1 or more"),
         ("--worker-connections=9", "--worker-connections must be 10 or more, not 9"),
         ("--worker-connections=2000000000", "ulimit -n must be 2000000064 or more"),
     ],

@@ -144,8 +144,3 @@ def running_postgresql(*settings: str, primary: PostgreSQL | None = None) -> Ite
         yield server
     finally:
         server.remove()
-
-
-def running_standby(primary: PostgreSQL) -> contextlib.AbstractContextManager[PostgreSQL]:
-    """A standby of a server; nothing of it is left in the end."""
-    return running_postgresql(primary=primary)
