@@ -519,8 +519,9 @@ def test_a_timeout_of_the_roles_own_is_no_plants_fault(start, storage, url, conn
     with connection.transaction(force_rollback=True):
         connection.execute("LOCK TABLE plants")
         outcomes = hasty.add_all([MONSTERA, Plant(8, "n")])
-        with pytest.raises(Unavailable, match="canceling statement due to"):
-            hasty.check()
+        for use in (hasty.check, lambda: hasty.add(MONSTERA)):
+            with pytest.raises(Unavailable, match="canceling statement due to"):
+                use()
         assert {type(outcome) for outcome in outcomes} == {Unavailable}
     assert hasty.add_all([MONSTERA, Plant(8, "n")]) == [Stored.NEW] * 2
 
