@@ -304,6 +304,6 @@ def explain(error: psycopg.Error, plants: Sequence[Plant] = ()) -> Exception:
         # Not with the message, which may have parts of the plant.
         name = error.diag.constraint_name or "no constraint"
         return Rejected(f"PostgreSQL: {type(error).__name__} ({code}, {name})")
-    if code == "42501":
+    if code == "42501" and error.diag.context is None:  # not in a trigger
         text += f"; the role needs SELECT, INSERT and UPDATE on plants, or to create it: {SCHEMA}"
     return NeedsOperator(text)

@@ -723,12 +723,22 @@ def test_what_refuses_every_plant_is_the_tables_fault(storage, connection, state
         storage.check()
 
 
-def test_a_trigger_that_lacks_something_fails_the_plants_that_it_acts_on(storage, connection):
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [("PERFORM missing();", "function missing() does not exist"),
+     ("INSERT INTO audit VALUES (NEW.id);", "permission denied for table audit")],
+)  # fmt: skip
+def test_a_trigger_that_lacks_something_fails_the_plants_that_it_acts_on(
+    start, storage, connection, make_role, statement, reason
+):
     """They may be taken once the operator has mended that; the others are stored at once."""
-    before_insert(connection, "IF NEW.tag = 'known' THEN PERFORM missing(); END IF;")
+    storage.open_or_create()
+    connection.execute("CREATE TABLE audit (id bigint)")
+    before_insert(connection, f"IF NEW.tag = 'known' THEN {statement} END IF;")
+    storage = start(make_role(RIGHTS))
     outcomes = storage.add_all([Plant(1, "n"), Plant(2, "n", "known"), None, Plant(3, "n")])
     assert [type(outcome) for outcome in outcomes] == [Stored, NeedsOperator, Stored, Stored]
-    assert str(outcomes[1]) == "PostgreSQL: function missing() does not exist"
+    assert str(outcomes[1]) == f"PostgreSQL: {reason}"
     outcomes = storage.add_all([None, Plant(2, "n", "known")])  # None: a health check
     assert [type(outcome) for outcome in outcomes] == [Stored, NeedsOperator]
 
