@@ -680,9 +680,11 @@ def test_what_the_server_can_not_do_now_is_unavailable_at_once(storage, connecti
          "NotNullViolation (23502, no constraint)"),
         ("IF NEW.id = 99 THEN RETURN NULL; END IF;",
          "a trigger or a policy of the table keeps it out, or hides it"),
+        ("IF NEW.id = 99 THEN NEW.id := 1099; END IF;",
+         "a trigger or a policy of the table keeps it out, or hides it"),
     ],
     ids=["index", "unique", "check", "generated", "partitions", "policy", "trigger", "null",
-         "nothing"],
+         "nothing", "another id"],
 )  # fmt: skip
 def test_a_plant_that_the_operators_table_refuses_fails_alone(
     start, storage, connection, make_role, statement, reason
