@@ -31,7 +31,6 @@ STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeader
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
 UNWANTED = 2**16  # bytes to read and throw away at a time
 FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
-MANY = 100  # connections; from there on, new ones are accepted so many at a time
 HEAD_LIMIT = 2**14  # bytes of a head; of a body in chunks, beside its data
 PIECES, PAUSE = 16, 0.25  # of a request that are read at once, and seconds before each further one
 SEND_LIMIT = 2**15  # bytes of answers that the system keeps for a client that reads none
@@ -172,7 +171,8 @@ class Worker(GeventWorker):
         is_full = len(self.connections) + 1 >= FULL * self.worker_connections
         if is_full and (waiting := [each for each in self.connections if each.is_waiting]):
             min(waiting, key=lambda each: each.waiting_since).make_room()
-        server.max_accept = 1 if len(self.connections) < MANY else MANY
+        # In a round of the event loop, which takes longer the more there are.
+        server.max_accept = 1 + len(self.connections) // 4
         connection = Connection(client, self.request_limit, self.linger_limit)
         self.connections.add(connection)
         try:
@@ -208,7 +208,8 @@ class Worker(GeventWorker):
         sock.flush()
         if reader.length:  # the next request is behind the rest
             sock.set_deadline(self.request_limit)
-            req.body.read(UNWANTED)
+            while req.body.read(UNWANTED // 8):  # in parts, so that little of it is kept
+                pass
         sock.is_served, sock.room = False, HEAD_LIMIT
         sock.set_deadline(self.cfg.keepalive, is_idle=True)
 

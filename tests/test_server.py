@@ -463,6 +463,18 @@ def test_who_does_not_take_an_answer_makes_room_and_who_is_served_does_not(monke
         assert [each.has_ended for each in (served, idle, unread)] == [False, False, True]
 
 
+def test_the_more_are_served_the_more_are_accepted_at_a_time(monkeypatch):
+    """A round of the event loop takes longer then; who connects must not wait for many of them."""
+    monkeypatch.setattr(GeventWorker, "handle", lambda *_: None)
+    worker, server = object.__new__(Worker), SimpleNamespace()
+    worker.worker_connections = 1000
+    client = SimpleNamespace(setblocking=None)
+    for count, at_a_time in ((0, 1), (40, 11), (400, 101)):
+        worker.connections = {Connection(client, PATIENCE, PATIENCE) for _ in range(count)}
+        worker.handle(server, client, None)
+        assert server.max_accept == at_a_time
+
+
 def test_a_client_whose_next_request_is_always_there_waits_for_others():
     """One that has to send its request first is served as often: each waits in the event loop."""
     order = []

@@ -216,11 +216,13 @@ NOBODY = b"POST /plants HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunke
 LINE = b"X: " + b"x" * 995 + b"\r\n"
 LONG = b"1;x=" + b"x" * 4000
 PIPELINED = b"GET /script.js HTTP/1.1\r\nHost: h\r\n\r\n" * 30
+REFUSED = b"POST /plants HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65536\r\n\r\n"
 ROUGH = {  # how many, what they send at first, whether bytes follow, and how much they read at once
     "pipelining, and reading nothing": (2500, PIPELINED, False, SMALL),
     "a long head, then a byte at a time": (900, GET + LINE * 15, True, LARGE),
     "trailers, then a byte at a time": (300, NOBODY + b"0\r\n" + LINE * 15, True, LARGE),
     "a chunk's extension, then a byte at a time": (300, NOBODY + LONG, True, LARGE),
+    "a refused body without its last byte": (1700, REFUSED + b"x" * 65535, False, LARGE),
 }
 
 
