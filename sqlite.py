@@ -237,6 +237,8 @@ class LockFile:
 
 def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inserted:
     """Insert the plants whose id is new, in autocommit; without plants, write nothing new."""
+    # A statement that does not compile does not notice that the tables have changed since.
+    connection.execute("SELECT id FROM plants LIMIT 0").close()
     if not plants:
         connection.execute(TRY_TO_COMPILE)
         connection.execute(TRY_A_WRITE)

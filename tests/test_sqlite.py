@@ -408,28 +408,39 @@ def test_a_table_that_replaces_rows_replaces_no_plant(
     assert list(storage.rows()) == [Plant(1, "one"), Plant(3, "three")]
 
 
-WRONG_FOR_ALL = {
-    "TABLE plants RENAME TO other": "no such table: plants",
-    "TABLE plants RENAME COLUMN tag TO kind": "no column named tag",
-    "VIEW plants AS SELECT 1 AS id, '' AS name, '' AS tag": "(UPSERT|is) a view",
-    "TRIGGER t AFTER INSERT ON plants BEGIN INSERT INTO gone VALUES (1); END": "no such table",
-    "TRIGGER t AFTER INSERT ON plants BEGIN SELECT load_extension('x'); END": "unsafe use of load",
-}
+WRONG_FOR_ALL = [
+    ("ALTER TABLE plants RENAME TO other", "no such table: plants",
+     "ALTER TABLE other RENAME TO plants"),
+    ("ALTER TABLE plants RENAME COLUMN tag TO kind", "no column named tag",
+     "ALTER TABLE plants RENAME COLUMN kind TO tag"),
+    ("DROP TABLE plants; CREATE VIEW plants AS SELECT 1 AS id, '' AS name, '' AS tag",
+     "(UPSERT|is) a view",
+     "DROP VIEW plants; "
+     "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"),
+    ("CREATE TRIGGER t AFTER INSERT ON plants BEGIN INSERT INTO gone VALUES (1); END",
+     "no such table", "DROP TRIGGER t"),
+    ("CREATE TRIGGER t AFTER INSERT ON plants BEGIN SELECT load_extension('x'); END",
+     "unsafe use of load", "DROP TRIGGER t"),
+    ("CREATE TRIGGER t AFTER INSERT ON plants BEGIN SELECT slug(new.name); END",
+     "no such function: slug", "DROP TRIGGER t"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("when", ["before a start", "while it runs"])
-@pytest.mark.parametrize("made", WRONG_FOR_ALL)
-def test_what_is_wrong_for_all_plants_is_the_files_fault(storage, database, made, when):
-    """A 503, not "never"; nothing in a file makes SQLite use what it does not trust."""
+@pytest.mark.parametrize(("made", "reason", "undone"), WRONG_FOR_ALL)
+def test_what_is_wrong_for_all_plants_is_the_files_fault(
+    storage, database, made, reason, undone, when
+):
+    """A 503, not "never", until it is undone; nothing in a file makes SQLite use what is unsafe."""
     if when == "while it runs":
         storage.add(Plant(1, "one"))
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        if made.startswith("VIEW"):
-            connection.execute("DROP TABLE plants")
-        connection.execute(f"{'ALTER' if 'RENAME' in made else 'CREATE'} {made}")
-    for look in (lambda: storage.add(Plant(2, "two")), storage.check):
-        with pytest.raises(NeedsOperator, match=WRONG_FOR_ALL[made]):
-            look()
+        connection.executescript(made)
+        for look in (lambda: storage.add(Plant(2, "two")), storage.check):
+            with pytest.raises(NeedsOperator, match=reason):
+                look()
+        connection.executescript(undone)
+    storage.add(Plant(2, "two"))
 
 
 @pytest.mark.parametrize(
