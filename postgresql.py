@@ -23,6 +23,7 @@ WARNING_INTERVAL = 60.0  # seconds between two warnings that the connection was 
 LOCK_TIMEOUT = "100ms"  # for which a batch waits for a row
 SHORT_TIMEOUT = "1ms"  # for which its parts do, and others, once one has waited in vain
 LOCKED_FOR = 5.0  # seconds for which a row that was locked is not tried again
+HURRY_FOR = 1.0  # seconds for which SHORT_TIMEOUT holds
 COLUMNS = ", ".join(Plant._fields)
 # Each name has its schema, as whoever may create functions, operators or types in a schema of the
 # search path could put others in their place: of all that match, PostgreSQL takes the best.
@@ -232,8 +233,9 @@ class PostgreSQLEngine(Engine):
         except psycopg.errors.LockNotAvailable as error:
             if not error.diag.context:  # it is not a row's lock
                 raise
-            self._hurry_until = now + LOCKED_FOR
-            if len(rest) > 1:
+            if wait == LOCK_TIMEOUT:
+                self._hurry_until = now + HURRY_FOR
+            if len(rest) > 1 or "\n" in error.diag.context:  # a trigger waited for another row
                 raise
             self._locked[rest[0].id] = now + LOCKED_FOR
         if self._is_not_replicated:
@@ -252,6 +254,7 @@ class PostgreSQLEngine(Engine):
                 connection.execute(SCHEMA)
             table, found = connection.find_table(None)
         needed = {each for each, is_needed in found.items() if is_needed}
+        connection.table = ""  # so that plants are refused, too
         if wrong := ", ".join(sorted({*DEFINITIONS} - found.keys() | needed - {*DEFINITIONS})):
             raise NeedsOperator(
                 f"{NOT_FOUND}, or it differs in {wrong}; "
@@ -291,19 +294,21 @@ def explain(error: psycopg.Error, plants: Sequence[Plant] = ()) -> Exception:
     if error.sqlstate is None and all(map(CONFIG_ERRORS.search, failures)):
         return NeedsOperator(text)
     code = error.sqlstate or ("42" if isinstance(error, psycopg.ProgrammingError) else "08")
+    context = error.diag.context  # where it was in a trigger, or waited for a row
+    if context and plants:  # not with the message, which may have parts of them
+        text = f"PostgreSQL: {type(error).__name__} ({code}): {context.splitlines()[-1]}"
     is_fatal = "FATAL" in (error.diag.severity, error.diag.severity_nonlocalized)
-    if is_fatal or code.startswith(RECONNECT):
+    if is_fatal or (code.startswith(RECONNECT) and not context):
         return LostConnection(text)
-    # It was in a trigger, or waited for a row: whose fault that is, each plant alone will show.
-    is_ones = error.diag.context is not None and len(plants) > 1
-    if code.startswith(NOT_NOW) and not is_ones:
+    # Whose fault it is, each plant alone will show.
+    is_ones = context and len(plants) > 1
+    if code.startswith(NOT_NOW + RECONNECT) and not is_ones:
         return Unavailable(text)
     # What row-level security refuses has the code of a right that is missing.
     is_policy = error.diag.source_function == "ExecWithCheckOptions"
     if plants and (is_ones or is_policy or not code.startswith(NEEDS_OPERATOR)):
-        # Not with the message, which may have parts of the plant.
         name = error.diag.constraint_name or "no constraint"
         return Rejected(f"PostgreSQL: {type(error).__name__} ({code}, {name})")
-    if code == "42501" and error.diag.context is None:  # not in a trigger
+    if code == "42501" and not context:
         text += f"; the role needs SELECT, INSERT and UPDATE on plants, or to create it: {SCHEMA}"
     return NeedsOperator(text)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from engine import Conflict, Engine, Inserted, NeedsOperator, Unavailable
+from engine import Conflict, Engine, Inserted, Unavailable
 from schemas import Plant
 
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
@@ -102,8 +102,8 @@ class Storage:
                 self.engine.insert([])
         except Unavailable as error:
             self._last_write = -CHECK_INTERVAL
-            is_a_plants = isinstance(error, NeedsOperator) and plants and None in batch  # maybe
-            (checked,) = self._write([None]) if is_a_plants else [error]
+            # Maybe it is a plant's alone.
+            (checked,) = self._write([None]) if plants and None in batch else [error]
             return [error if plant else checked for plant in batch]
         except Exception as error:
             if not deadline and plants:

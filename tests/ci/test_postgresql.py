@@ -23,7 +23,14 @@ import psycopg
 import pytest
 
 from engine import Conflict, NeedsOperator, Rejected, Unavailable
-from postgresql import CANCEL_LIMIT, LostConnection, PostgreSQLEngine, explain
+from postgresql import (
+    CANCEL_LIMIT,
+    LOCK_TIMEOUT,
+    SHORT_TIMEOUT,
+    LostConnection,
+    PostgreSQLEngine,
+    explain,
+)
 from schemas import Plant
 from start import get_storage
 from storage import Storage, Stored
@@ -512,6 +519,34 @@ def test_who_sends_locked_rows_harms_nobody_else(serve, storage, connection, sta
     wait_until(lambda: server.post({"id": 299, "name": "n"})[0] == 200)
 
 
+def test_a_row_that_is_locked_makes_others_wait_less_for_a_second(storage, connection, monkeypatch):
+    """And no longer, whatever was waited for meanwhile: short waits are usual in a trigger."""
+    ahead = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr("postgresql.time", clock)
+    storage.add_all([MONSTERA, Plant(8, "n")])
+    connection.execute("CREATE TABLE seen (timeout text)")
+    before_insert(connection, "INSERT INTO seen SELECT current_setting('lock_timeout');")
+    with connection.transaction():
+        connection.execute("UPDATE plants SET tag = 'held'")
+        for ahead, number in [(0, 7), (0.5, 8), (0.5, 1), (1.1, 2)]:  # noqa: B007
+            succeeds(lambda number=number: storage.add(Plant(number, "n")))
+    seen = connection.execute("SELECT * FROM seen").fetchall()
+    assert seen == [(SHORT_TIMEOUT,), (LOCK_TIMEOUT,)]
+
+
+def test_a_trigger_that_waits_for_another_table_is_no_lock_of_the_plant(storage, connection):
+    """The plant is stored as soon as that is free."""
+    storage.open_or_create()
+    connection.execute("CREATE TABLE counted (plants bigint); INSERT INTO counted VALUES (0)")
+    before_insert(connection, "UPDATE counted SET plants = plants + 1;")
+    with connection.transaction():
+        connection.execute("SELECT * FROM counted FOR UPDATE")
+        with pytest.raises(Unavailable, match=r"LockNotAvailable \(55P03\): PL/pgSQL function"):
+            storage.add(MONSTERA)
+    storage.add(MONSTERA)
+
+
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
 def test_a_timeout_of_the_roles_own_is_no_plants_fault(start, storage, url, connection, setting):
     """What waits for a locked table is told to come again, and is stored then."""
@@ -637,25 +672,36 @@ def test_lost_connections_are_logged_once_a_minute(
     assert counts == ["1", "3"]
 
 
+def test_a_serialization_failure_is_tried_again(start, url, connection, sessions, pool):
+    """It is no reason to refuse a plant that is alone."""
+    connection.execute("CREATE TABLE seen (id bigint); CREATE SEQUENCE go")
+    isolation = "options=-cdefault_transaction_isolation%3Dserializable%20"
+    storage = start(url.replace("options=", isolation))
+    before_insert(
+        connection,
+        "PERFORM FROM seen; WHILE (SELECT NOT is_called FROM go) LOOP PERFORM pg_sleep(0.05); "
+        "END LOOP;",
+    )
+    adding = pool.submit(storage.add, MONSTERA)
+    wait_until(lambda: sessions("PgSleep"))
+    with connection.transaction():  # reads what that writes, and writes what that has read
+        connection.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        connection.execute("SELECT FROM plants")
+        connection.execute("INSERT INTO seen VALUES (7)")
+    connection.execute("SELECT nextval('go')")
+    adding.result(PATIENCE)
+    assert storage.add_all([MONSTERA]) == [Stored.BEFORE]
+
+
 @pytest.mark.parametrize("code", ["40001", "40P01"])
-def test_conflicts_of_transactions_are_tried_again(storage, connection, stored, code):
-    """A serialization failure or a deadlock is no reason to refuse a plant."""
+def test_a_batch_that_a_trigger_can_not_serialize_is_tried_again_in_parts(
+    storage, connection, code
+):
+    """So a deadlock with other writers costs the plants that met it at most."""
     connection.execute("CREATE SEQUENCE tries")
     failure = f"RAISE EXCEPTION USING ERRCODE = '{code}';"
-    before_insert(connection, f"IF nextval('tries') < 3 THEN {failure} END IF;")
-    storage.add(MONSTERA)
-    assert stored() == [MONSTERA]
-    assert connection.execute("SELECT last_value FROM tries").fetchone() == (3,)
-
-
-def test_what_the_server_can_not_do_now_is_unavailable_at_once(storage, connection):
-    """Where its disk is full (53100), the client is told to try again."""
-    before_insert(connection, "RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100';")
-    with pytest.raises(Unavailable, match="could not extend file") as failure:
-        storage.add(MONSTERA)
-    assert not isinstance(failure.value, LostConnection)
-    connection.execute("DROP TRIGGER acts ON plants")
-    storage.add(MONSTERA)
+    before_insert(connection, f"IF nextval('tries') = 1 THEN {failure} END IF;")
+    assert storage.add_all([MONSTERA, Plant(8, "n")]) == [Stored.NEW] * 2
 
 
 @pytest.mark.parametrize(
@@ -725,24 +771,41 @@ def test_what_refuses_every_plant_is_the_tables_fault(storage, connection, state
         storage.check()
 
 
+RAISE = "RAISE EXCEPTION '%%', NEW.name USING ERRCODE = '%s';"
+
+
 @pytest.mark.parametrize(
     ("statement", "reason"),
-    [("PERFORM missing();", "function missing() does not exist"),
-     ("INSERT INTO audit VALUES (NEW.id);", "permission denied for table audit")],
+    [("PERFORM missing();", "UndefinedFunction (42883): PL/pgSQL function act() line 1 at PERFORM"),
+     ("INSERT INTO audit VALUES (NEW.id);",
+      "InsufficientPrivilege (42501): PL/pgSQL function act() line 1 at SQL statement"),
+     ("EXECUTE 'TABLE ' || NEW.name;",
+      "UndefinedTable (42P01): PL/pgSQL function act() line 1 at EXECUTE"),
+     *((RAISE % code, f"{name} ({code}): PL/pgSQL function act() line 1 at RAISE")
+       for code, name in {
+           "08001": "SqlclientUnableToEstablishSqlconnection", "40P01": "DeadlockDetected",
+           "40001": "SerializationFailure", "53100": "DiskFull", "57014": "QueryCanceled",
+           "57P03": "CannotConnectNow", "58030": "IoError"}.items())],
 )  # fmt: skip
-def test_a_trigger_that_lacks_something_fails_the_plants_that_it_acts_on(
+def test_a_trigger_that_can_not_do_its_work_fails_the_plants_that_it_acts_on(
     start, storage, connection, make_role, statement, reason
 ):
-    """They may be taken once the operator has mended that; the others are stored at once."""
+    """They may be taken later; the others are stored, and all is well to a health check.
+
+    The log says where it was, without the message, which may have parts of the plant.
+    """
     storage.open_or_create()
     connection.execute("CREATE TABLE audit (id bigint)")
     before_insert(connection, f"IF NEW.tag = 'known' THEN {statement} END IF;")
     storage = start(make_role(RIGHTS))
-    outcomes = storage.add_all([Plant(1, "n"), Plant(2, "n", "known"), None, Plant(3, "n")])
-    assert [type(outcome) for outcome in outcomes] == [Stored, NeedsOperator, Stored, Stored]
-    assert str(outcomes[1]) == f"PostgreSQL: {reason}"
-    outcomes = storage.add_all([None, Plant(2, "n", "known")])  # None: a health check
-    assert [type(outcome) for outcome in outcomes] == [Stored, NeedsOperator]
+    plant = Plant(2, "secret", "known")
+    outcomes = storage.add_all([Plant(1, "n"), plant, None, Plant(3, "n")])
+    assert outcomes == [Stored.NEW, outcomes[1], Stored.NOTHING, Stored.NEW]
+    outcomes += storage.add_all([None, plant])  # None: a health check
+    assert outcomes[4] == Stored.NOTHING
+    for refusal in (outcomes[1], outcomes[5]):
+        assert isinstance(refusal, Unavailable) and not isinstance(refusal, LostConnection)
+        assert str(refusal) == f"PostgreSQL: {reason}"
 
 
 def test_a_worker_uses_the_table_of_the_start(url, storage, connection, schema):
@@ -767,6 +830,17 @@ def test_a_table_that_is_changed_is_looked_at_at_the_next_connection(storage, co
     with pytest.raises(NeedsOperator, match="differs in"):
         storage.add(Plant(8, "n"))
     connection.execute("ALTER TABLE plants ALTER tag TYPE text")
+    storage.add(Plant(8, "n"))
+
+
+def test_a_table_that_is_changed_is_looked_at_at_the_next_health_check(storage, connection):
+    """No plant gets a 200 from then on, as a crash would empty the table."""
+    storage.add(MONSTERA)
+    connection.execute("ALTER TABLE plants SET UNLOGGED")
+    for look in (storage.open_or_create, lambda: storage.add(Plant(8, "n"))):
+        with pytest.raises(NeedsOperator, match="unlogged"):
+            look()
+    connection.execute("ALTER TABLE plants SET LOGGED")
     storage.add(Plant(8, "n"))
 
 
