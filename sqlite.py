@@ -65,7 +65,6 @@ class SQLiteEngine(Engine):
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._connection: sqlite3.Connection | None = None
         self._files: list[tuple[int, int]] = []  # those that are open; none once one is lost
-        self._lock = LockFile(self._path)
 
     def insert(self, plants: Sequence[Plant]) -> Inserted:
         try:
@@ -98,7 +97,7 @@ class SQLiteEngine(Engine):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        name = self._lock.name
+        name = f"{self._path}-lock"
         self.obstacle = f"other processes hold the lock {name}; lslocks shows which"
         try:
             # First refuse another program's file, with nothing made beside it. Not while it is open
@@ -108,14 +107,14 @@ class SQLiteEngine(Engine):
                     header = file.read(72)  # sqlite.org/fileformat.html
                     if header[68:] != APPLICATION_ID.to_bytes(4):
                         raise NeedsOperator(f"{self._path} {FOREIGN}")
-            self._lock.take()
+            lock = take_lock(name, self._path)
         except OSError as error:
             raise explain(error.filename or name, error) from None
         self.obstacle = f"the disk, or a program (see lslocks) that has locked {self._path}"
         try:
             yield
         finally:
-            self._lock.release()
+            os.close(lock)
 
     def _open(self) -> sqlite3.Connection:
         """Connect to the file; make it first if there is none and there was none at the start."""
@@ -140,9 +139,8 @@ class SQLiteEngine(Engine):
                 f"{self._path} is missing, but not its -wal: restore a backup, or move that away"
             )
         new = f"{self._path}-new"
-        for left in (new, f"{new}-journal"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(left)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)  # SQLite deletes a journal that an empty file has
         # Who may read the file can hold SQLite's locks, too.
         os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
         with contextlib.closing(sqlite3.connect(new)) as connection:
@@ -198,41 +196,27 @@ class SQLiteEngine(Engine):
         return []
 
 
-class LockFile:
-    """A lock that one process on the host holds at a time: flock on a file beside the database."""
+def take_lock(name: str, database: str) -> int:
+    """Return the descriptor of a file that one process on the host holds until it closes it.
 
-    def __init__(self, database: str) -> None:
-        """Make no file yet; `database` is the path of the file that is written under the lock."""
-        self.name, self._database = f"{database}-lock", database
-        self._descriptor = -1
-
-    def take(self) -> None:
-        """Take the lock, however long that takes. Raises OSError."""
-        while True:
-            if self._descriptor < 0:
-                self._descriptor = self._open()
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._descriptor), os.stat(self.name)):
-                    return
-            os.close(self._descriptor)  # it was deleted or replaced: others lock another file
-            self._descriptor = -1
-
-    def release(self) -> None:
-        """Let another process have it."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def _open(self) -> int:
-        """Open the file, only for those who may write plants: who can open it can hold it."""
-        lock = os.open(self.name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    It is only for those who may write plants, as who can open it can hold it. Raises OSError.
+    """
+    while True:
+        lock = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         own = os.fstat(lock)
         with contextlib.suppress(OSError):  # there is no database yet, or its group is not ours
-            status = os.stat(self._database)
-            if own.st_uid == os.geteuid() and own.st_nlink == 1:
+            status = os.stat(database)
+            mode = 0o660 if status.st_mode & stat.S_IWGRP else 0o600
+            is_right = (own.st_gid, stat.S_IMODE(own.st_mode)) == (status.st_gid, mode)
+            if own.st_uid == os.geteuid() and own.st_nlink == 1 and not is_right:
                 # As with SQLite's own files, the one that root makes is for the database's owner.
                 os.fchown(lock, -1 if own.st_uid else status.st_uid, status.st_gid)
-                os.fchmod(lock, 0o660 if status.st_mode & stat.S_IWGRP else 0o600)
-        return lock
+                os.fchmod(lock, mode)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(own, os.stat(name)):
+                return lock
+        os.close(lock)  # it was deleted or replaced: others lock another file
 
 
 def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inserted:
