@@ -212,7 +212,7 @@ class PostgreSQLEngine(Engine):
         return connection
 
     def _notice(self, notice: psycopg.errors.Diagnostic) -> None:
-        """Note that a commit gave up waiting for the standbys, which is no error to libpq."""
+        """Note that a commit gave up waiting for the standbys: no error, and no code of its own."""
         self._is_not_replicated |= notice.source_function == "SyncRepWaitForLSN"
 
     def _insert(self, connection: Connection, plants: Sequence[Plant]) -> Inserted:

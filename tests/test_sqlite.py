@@ -1,6 +1,7 @@
 """The storage on a SQLite file: what is refused at start, what is durable, who may write."""
 
 import contextlib
+import errno
 import fcntl
 import functools
 import operator
@@ -11,6 +12,7 @@ import signal
 import sqlite3
 import stat
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 
 from engine import Conflict, NeedsOperator, Rejected, Unavailable
 from schemas import Plant
-from sqlite import APPLICATION_ID, SQLiteEngine
+from sqlite import APPLICATION_ID, SQLiteEngine, explain
 from start import get_storage
 from storage import Storage, Stored
 from tests.support.locks import can_lock, lock_held, locked
@@ -574,6 +576,27 @@ def test_a_lock_file_that_was_deleted_is_made_again(database):
     os.unlink(f"{database}-lock")
     with lock_held(database), pytest.raises(Unavailable, match="hold the lock"):
         storage.add(Plant(2, "two"))
+
+
+def test_the_locks_of_sqlite_outlive_the_lock_file(storage, database):
+    """They would be gone if this process closed the database once more (fcntl(2))."""
+    storage.add(Plant(1, "one"))
+    os.unlink(f"{database}-lock")
+    storage.add(Plant(2, "two"))
+    leave_wal = f"import sqlite3; sqlite3.connect({str(database)!r}, timeout=0).execute"
+    command = [sys.executable, "-c", f"{leave_wal}('PRAGMA journal_mode = DELETE')"]
+    other = subprocess.run(command, capture_output=True, text=True)
+    assert other.stderr.endswith("database is locked\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(OSError(errno.ENOSPC, "full"), Unavailable), (OSError(errno.EDQUOT, "full"), Unavailable),
+     (OSError(errno.EROFS, "read-only"), NeedsOperator),
+     (sqlite3.ProgrammingError("a bug"), sqlite3.ProgrammingError)],
+)  # fmt: skip
+def test_what_may_pass_is_told_from_what_does_not(database, error, kind):
+    assert type(explain(str(database), error)) is kind
 
 
 # a file that is taken away

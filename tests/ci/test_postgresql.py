@@ -665,7 +665,7 @@ def test_lost_connections_are_logged_once_a_minute(
     ahead = 0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, sleep=time.sleep)
     monkeypatch.setattr("postgresql.time", clock)
-    for ahead in (0, 0, 0, 60, 60):  # noqa: B007
+    for ahead in (0, 0, 50, 60, 60):  # noqa: B007
         connection.execute("SELECT pg_terminate_backend(%s)", sessions())
         storage.add(MONSTERA)
     counts = re.findall(r"connecting again \(since the last time: (\d)\)", caplog.text)
@@ -785,7 +785,8 @@ RAISE = "RAISE EXCEPTION '%%', NEW.name USING ERRCODE = '%s';"
        for code, name in {
            "08001": "SqlclientUnableToEstablishSqlconnection", "40P01": "DeadlockDetected",
            "40001": "SerializationFailure", "53100": "DiskFull", "57014": "QueryCanceled",
-           "57P03": "CannotConnectNow", "58030": "IoError"}.items())],
+           "57P03": "CannotConnectNow", "58030": "IoError", "72000": "SnapshotTooOld",
+           "F0000": "ConfigFileError", "HV000": "FdwError"}.items())],
 )  # fmt: skip
 def test_a_trigger_that_can_not_do_its_work_fails_the_plants_that_it_acts_on(
     start, storage, connection, make_role, statement, reason
