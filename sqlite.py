@@ -31,6 +31,8 @@ INTO = f"INTO plants ({COLUMNS}) VALUES %s"
 # Whatever the table's own ON CONFLICT clauses are; a trigger's have to work in the second.
 INSERT = f"INSERT OR ABORT {INTO}"
 INSERT_NEW = f"INSERT {INTO} ON CONFLICT DO NOTHING RETURNING id"
+# A statement that does not compile does not notice that another program has changed the tables.
+NOTICE_CHANGES = "SELECT id FROM plants LIMIT 0"
 TRY_TO_COMPILE = f"EXPLAIN {INSERT_NEW % ROW.replace('?', 'NULL')}"
 SELECT = f"SELECT {COLUMNS} FROM plants WHERE id >= ? ORDER BY id LIMIT ?"
 MAX_ROWS = 100  # that are read at once
@@ -221,9 +223,8 @@ def take_lock(name: str, database: str) -> int:
 
 def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inserted:
     """Insert the plants whose id is new, in autocommit; without plants, write nothing new."""
-    # A statement that does not compile does not notice that the tables have changed since.
-    connection.execute("SELECT id FROM plants LIMIT 0").close()
     if not plants:
+        connection.execute(NOTICE_CHANGES).close()
         connection.execute(TRY_TO_COMPILE)
         connection.execute(TRY_A_WRITE)
         return Inserted()
@@ -232,9 +233,13 @@ def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inser
     ids = [plant.id for plant in plants]
     try:
         # Most often all are new, and then RETURNING would take as long as the rest.
-        with contextlib.suppress(sqlite3.IntegrityError):
-            if connection.execute(INSERT % rows, values).rowcount == len(plants):
-                return Inserted(ids)
+        if connection.execute(INSERT % rows, values).rowcount == len(plants):
+            return Inserted(ids)
+    except sqlite3.DatabaseError as error:
+        if primary_code(error) not in AT_FAULT:
+            raise
+    connection.execute(NOTICE_CHANGES).close()
+    try:
         new = {row[0] for row in connection.execute(INSERT_NEW % rows, values)}
     except sqlite3.DatabaseError as error:
         if primary_code(error) not in AT_FAULT or "NULL constraint failed: plants." in str(error):
