@@ -44,14 +44,17 @@ def test_any_server_stores_plants_for_good(serve, database, stored, name):
     assert server.request("GET", "/healthz")[::2] == (200, {"status": "ok"})
     assert server.post(MONSTERA) == (200, {"name": "Monstera", "tag": "indoor"})
     assert server.post({**MONSTERA, "tag": "outdoor"})[0] == 409
-    assert server.post(MONSTERA, token="another-token-0123456789")[0] == 401
-    chunks = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
-    for request in (
-        post(MONSTERA, b"Connection: close").replace(b"Host: localhost", b"Host: a b"),
-        post(MONSTERA, b"Connection: close").replace(b"Host: localhost\r\n", b""),
-        HEAD + chunks,  # wsgiref leaves it to the application where they end
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    # The beginning of each answer: wsgiref may lose the rest, as it does not read what is left.
+    for request, status in (
+        (post(MONSTERA, head=HEAD.replace(TOKEN.encode(), b"another-token-0123456789")), b"401"),
+        (post(MONSTERA).replace(b"Host: localhost", b"Host: a b"), b"400"),
+        (post(MONSTERA).replace(b"Host: localhost\r\n", b""), b"400"),
+        (HEAD + chunks, b"400"),  # wsgiref leaves it to the application where they end
     ):
-        assert server.send(request).split()[1] == b"400"
+        with server.connect() as connection:
+            connection.sendall(request)
+            assert connection.recv(2**10).split()[1] == status
     server.kill()
     assert stored() == [(7, "Monstera", "indoor")]
 
