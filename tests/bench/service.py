@@ -116,6 +116,7 @@ def running(
     service = Service(competitor, folder, url, slow)
     try:
         service.wait_until_it_answers()
+        time.sleep(1)  # or all clients may be with the worker that was the first to start
         yield service
     finally:
         service.stop()
