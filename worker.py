@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import quote
 
 import gevent
-from gevent.pool import Pool
 from gevent.server import StreamServer
 from gunicorn import util
 from gunicorn.http import errors
@@ -147,7 +146,7 @@ class Worker(GeventWorker):
         servers = {}
         for sock in self.sockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_LIMIT)  # of what it accepts
-            server = StreamServer(sock, self.handle, spawn=Pool(self.worker_connections))
+            server = StreamServer(sock, self.handle, spawn=self.worker_connections)
             server.set_handle(functools.partial(self.handle, server))
             server.max_accept = 1  # so that other workers get some, too
             server.start()
