@@ -297,8 +297,7 @@ def explain(error: psycopg.Error, plants: Sequence[Plant] = ()) -> Exception:
     context = error.diag.context  # where it was in a trigger, or waited for a row
     if context and plants:  # not with the message, which may have parts of them
         text = f"PostgreSQL: {type(error).__name__} ({code}): {context.splitlines()[-1]}"
-    is_fatal = "FATAL" in (error.diag.severity, error.diag.severity_nonlocalized)
-    if is_fatal or (code.startswith(RECONNECT) and not context):
+    if code.startswith(RECONNECT) and not context:
         return LostConnection(text)
     # Whose fault it is, each plant alone will show.
     is_ones = context and len(plants) > 1

@@ -255,26 +255,24 @@ def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inser
 
 def read_rows(connection: sqlite3.Connection, path: str) -> Iterator[Any]:
     """Yield all rows that can be read, in the order of id. Raises NeedsOperator if some can't."""
-    gaps = []
+    gaps, step = [], 0  # ids from one try to the next, once something is damaged
     low = gap = failed = -MAX_ID - 1  # all rows below `gap` were read
-    step, limit = 1, MAX_ROWS
     while low <= MAX_ID:
         try:
-            rows = connection.execute(SELECT, (low, limit)).fetchall()
+            rows = connection.execute(SELECT, (low, 1 if step else MAX_ROWS)).fetchall()
         except sqlite3.DatabaseError as error:
             if primary_code(error) not in DAMAGE:
                 raise
-            if limit == 1:  # what is damaged is narrow where ids are close, and else wide
+            if step:  # what is damaged is narrow where ids are close, and else wide
                 failed, low = low, min(low + step, max(low + 1, MAX_ID))
-                step += step // 64 + 1
-            limit = 1
+            step += step // 64 + 1
             continue
         if step > 1:  # there may be rows that are nearer
             low, step = failed + 1, 1
             continue
         if gap < low:
             gaps.append(f"{gap} to {low - 1}")
-            limit = MAX_ROWS
+            step = 0
         yield from rows
         low = gap = rows[-1][0] + 1 if rows else MAX_ID + 1
     if gap <= MAX_ID:

@@ -1,6 +1,6 @@
 """The wiring: what the environment says, made into a storage and an application.
 
-Contains no SQL and no HTTP. gunicorn.conf.py runs get_app(); transfer.py uses get_storage() alone.
+Contains no SQL and no HTTP. gunicorn.conf.py runs all of it, transfer.py get_storage() alone.
 """
 
 import atexit
@@ -41,8 +41,8 @@ log.parent = logging.getLogger("gunicorn.error")
 def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
     """Return the application that the environment describes; `wait_limit` is in seconds.
 
-    Creates the database, unless gunicorn.conf.py has done so and has set PLANTS_STORAGE: workers
-    use the database that was seen at the start or none. Raises NeedsOperator.
+    Creates the database, unless gunicorn.conf.py has tried and has set PLANTS_STORAGE: workers use
+    the database that was seen then and no other, if one was. Raises NeedsOperator.
     """
     is_worker = "PLANTS_STORAGE" in os.environ
     identity = os.environ["PLANTS_STORAGE"] if is_worker else create_database(wait_limit)[0]

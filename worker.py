@@ -28,7 +28,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
 STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
-UNWANTED = 2**16  # bytes to read and throw away at a time
+UNWANTED = 2**16  # bytes that are read and thrown away so that a connection can be kept
 FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
 HEAD_LIMIT = 2**14  # bytes of a head; of a body in chunks, beside its data
 PIECES, PAUSE = 16, 0.25  # of a request that are read at once, and seconds before each further one
@@ -308,10 +308,12 @@ class AccessLogger(Statsd):
         for name in ("stdout", "stderr"):
             setattr(sys, name, LogStream(getattr(sys, name)))
         super().__init__(cfg)
-        self.error_log.addFilter(self.is_news)
+        self.error_log.addFilter(self.filter_errors)
 
-    def is_news(self, record: logging.LogRecord) -> bool:
-        """Let statsd's failure through once, without the traceback that gunicorn adds."""
+    def filter_errors(self, record: logging.LogRecord) -> bool:
+        """Let statsd's failure through once, without a traceback; say what to do about a port."""
+        if str(record.msg).startswith("Connection in use"):
+            record.msg += "; ss -ltnp shows by whom; to listen elsewhere: --bind 127.0.0.1:8001"
         if record.msg != "Error sending message to statsd":
             return True
         self.statsd_failures, record.exc_info = self.statsd_failures + 1, None
@@ -322,12 +324,6 @@ class AccessLogger(Statsd):
         if self.loglevel <= logging.DEBUG and not msg.startswith("Current configuration"):
             named = [type(arg).__name__ if isinstance(arg, Exception) else arg for arg in args]
             super().debug(msg, *named, **kwargs)
-
-    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Log an error; where another program listens, with what to do."""
-        if msg.startswith("Connection in use"):
-            msg += "; ss -ltnp shows by whom; to listen elsewhere: --bind 127.0.0.1:8001"
-        super().error(msg, *args, **kwargs)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Write a line, but not for a /healthz that succeeds: platforms ask every few seconds."""

@@ -110,6 +110,8 @@ def test_a_400_names_all_that_is_wrong(client, stored):
         "tag: must not contain NUL"
     )
     assert "dreißig 🌵".encode() in answer.body
+    half = '{"id": 7, "name": "n", "\\ud800": 1}'  # in a member's name, which no answer can have
+    assert refused(post(client, half), 400) == "?: must not contain half of a surrogate pair"
     assert stored() == []
 
 
