@@ -32,7 +32,7 @@ from tests.support.server import (
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer, refused
-from worker import HEAD_LIMIT, Connection, Worker, pass_chunks
+from worker import HEAD_LIMIT, PAUSE, PIECES, Connection, Worker, pass_chunks
 
 # start and end
 
@@ -239,6 +239,17 @@ def test_a_request_may_come_in_pieces(server, pause, split):
                 time.sleep(pause)
                 connection.sendall(piece)
             assert [status for status, _ in answers(receive_answer(connection))] == [200]
+
+
+def test_each_further_piece_of_a_request_comes_after_a_pause(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("gevent.sleep", pauses.append)
+    here, there = gevent.socket.socketpair()
+    with here, there:
+        connection = Connection(here, PATIENCE, PATIENCE)
+        there.sendall(b"x" * (PIECES + 2))
+        assert all(connection.recv(1) for _ in range(PIECES + 2))
+    assert pauses == [PAUSE] * 2
 
 
 def test_http_1_0_is_understood(server):
