@@ -24,6 +24,12 @@ DURABLE = "PRAGMA synchronous = FULL; PRAGMA fullfsync = ON;"  # macOS: fsync le
 SCHEMA = f"""{DURABLE} BEGIN;
     CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;
     PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; COMMIT"""
+# What the table has to be like; it may have more columns.
+FIND_COLUMNS = """SELECT info.name, info.type, pk, strict
+    FROM pragma_table_info('plants') AS info, pragma_table_list('plants')"""
+with contextlib.closing(sqlite3.connect(":memory:")) as model:
+    model.executescript(SCHEMA)
+    EXPECTED = set(model.execute(FIND_COLUMNS))
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
@@ -32,7 +38,7 @@ INTO = f"INTO plants ({COLUMNS}) VALUES %s"
 INSERT = f"INSERT OR ABORT {INTO}"
 INSERT_NEW = f"INSERT {INTO} ON CONFLICT DO NOTHING RETURNING id"
 # A statement that does not compile does not notice that another program has changed the tables.
-NOTICE_CHANGES = "SELECT id FROM plants LIMIT 0"
+NOTICE_CHANGES = "SELECT 1 FROM sqlite_schema LIMIT 0"
 TRY_TO_COMPILE = f"EXPLAIN {INSERT_NEW % ROW.replace('?', 'NULL')}"
 SELECT = f"SELECT {COLUMNS} FROM plants WHERE id >= ? ORDER BY id LIMIT ?"
 MAX_ROWS = 100  # that are read at once
@@ -45,7 +51,6 @@ TRANSIENT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PROTOCOL}
 DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, 0}  # 0: a text that is not UTF-8
 DAMAGED = 'see "The file is damaged" in docs/data.md'
 FOREIGN = f"is empty, damaged or another program's; {DAMAGED}"
-NEW_FILE = "copy it into a new file with transfer.py"
 LOST = "was deleted or replaced: see docs/data.md, and only then restart"
 
 
@@ -72,12 +77,19 @@ class SQLiteEngine(Engine):
         try:
             connection = self._connection or self._open()
             if self._files:
+                if not plants:
+                    self._check_table(connection)
                 inserted = insert_new(connection, plants)
                 # What was committed to a file that is no longer there is not stored.
                 if self._files == self._find_files():
                     return inserted
                 self._files = []
         except (sqlite3.Error, OSError, MemoryError) as error:
+            with contextlib.suppress(OSError):
+                if self._files not in ([], self._find_files()):
+                    raise NeedsOperator(f"{self._path} {LOST}") from None
+            if len(plants) > 1 and primary_code(error) in DAMAGE:
+                raise Rejected("SQLite: where one of them belongs, the file is damaged") from None
             raise explain(self._path, error) from None
         raise NeedsOperator(f"{self._path} {LOST}")
 
@@ -179,8 +191,6 @@ class SQLiteEngine(Engine):
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make all that is in the file durable."""
-        if connection.execute("SELECT strict FROM pragma_table_list('plants')").fetchone() == (0,):
-            raise NeedsOperator(f"{self._path}: plants is a view or not STRICT; {NEW_FILE}")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise NeedsOperator(f"{self._path}: no WAL mode on this file system; use a local disk")
         # A killed process may leave frames in the WAL that can be read but are not synced: a retry
@@ -189,6 +199,16 @@ class SQLiteEngine(Engine):
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is at work on it")
         connection.execute(TRY_A_WRITE)
+        self._check_table(connection)
+
+    def _check_table(self, connection: sqlite3.Connection) -> None:
+        connection.execute(NOTICE_CHANGES).close()
+        if wrong := EXPECTED.difference(connection.execute(FIND_COLUMNS)):
+            names = ", ".join(sorted(name for name, *_ in wrong))
+            raise NeedsOperator(
+                f"{self._path}: plants is missing, a view or not STRICT, or differs in {names}; "
+                "copy it into a new file with transfer.py"
+            )
 
     def _find_files(self, *suffixes: str) -> list[tuple[int, int]]:
         """Return device and inode of the file, -wal and -shm, or some; none if one is missing."""
@@ -224,33 +244,45 @@ def take_lock(name: str, database: str) -> int:
 def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inserted:
     """Insert the plants whose id is new, in autocommit; without plants, write nothing new."""
     if not plants:
-        connection.execute(NOTICE_CHANGES).close()
         connection.execute(TRY_TO_COMPILE)
         connection.execute(TRY_A_WRITE)
         return Inserted()
-    # Only placeholders are put into the texts; the plants go beside them.
-    rows, values = ", ".join([ROW] * len(plants)), [value for plant in plants for value in plant]
-    ids = [plant.id for plant in plants]
     try:
         # Most often all are new, and then RETURNING would take as long as the rest.
-        if connection.execute(INSERT % rows, values).rowcount == len(plants):
-            return Inserted(ids)
+        if run(connection, INSERT, plants).rowcount == len(plants):
+            return Inserted([plant.id for plant in plants])
     except sqlite3.DatabaseError as error:
         if primary_code(error) not in AT_FAULT:
             raise
     connection.execute(NOTICE_CHANGES).close()
+    # What is stored is not tried again, as a newer trigger may be against it.
+    existing = find(connection, plants)
+    new, rest = set[int](), [plant for plant in plants if plant.id not in existing]
     try:
-        new = {row[0] for row in connection.execute(INSERT_NEW % rows, values)}
+        if rest:
+            new = {row[0] for row in run(connection, INSERT_NEW, rest)}
     except sqlite3.DatabaseError as error:
         if primary_code(error) not in AT_FAULT or "NULL constraint failed: plants." in str(error):
             raise
         # Without the message, as a trigger's may have something of the plant in it.
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
-    select = f"SELECT {COLUMNS} FROM plants WHERE id IN ({', '.join('?' * len(ids))})"
-    existing = {plant.id: plant for plant in map(Plant._make, connection.execute(select, ids))}
-    if existing.keys() < set(ids):
+    existing |= find(connection, rest)
+    if not all(plant.id in existing for plant in rest):
         raise Rejected("SQLite: a trigger or a unique index keeps it out")
     return Inserted(new, existing=existing)
+
+
+def run(connection: sqlite3.Connection, text: str, plants: Sequence[Plant]) -> sqlite3.Cursor:
+    """Execute a text of those above, into which only placeholders are put."""
+    rows = ", ".join([ROW] * len(plants))
+    return connection.execute(text % rows, [value for plant in plants for value in plant])
+
+
+def find(connection: sqlite3.Connection, plants: Sequence[Plant]) -> dict[int, Plant]:
+    """Return what is stored under the ids of `plants`."""
+    ids = [plant.id for plant in plants]
+    select = f"SELECT {COLUMNS} FROM plants WHERE id IN ({', '.join('?' * len(ids))})"
+    return {plant.id: plant for plant in map(Plant._make, connection.execute(select, ids))}
 
 
 def read_rows(connection: sqlite3.Connection, path: str) -> Iterator[Any]:
@@ -282,8 +314,9 @@ def read_rows(connection: sqlite3.Connection, path: str) -> Iterator[Any]:
 
 
 def primary_code(error: BaseException) -> int:
-    """Return SQLite's code without its details; 0 if it is not SQLite that failed."""
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+    """Return SQLite's code without its details; -1 if it is not SQLite that failed."""
+    is_own = isinstance(error, sqlite3.Error)
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF if is_own else -1
 
 
 def explain(path: str, error: sqlite3.Error | OSError | MemoryError) -> Exception:
@@ -294,8 +327,8 @@ def explain(path: str, error: sqlite3.Error | OSError | MemoryError) -> Exceptio
     reason = getattr(error, "strerror", None) or str(error) or "out of memory"
     if code in TRANSIENT or is_full or isinstance(error, MemoryError):
         return Unavailable(f"{path}: {reason}")
-    if code in DAMAGE and isinstance(error, sqlite3.Error):
-        return NeedsOperator(f"{path}: {reason}; {DAMAGED}")
+    if code in DAMAGE:  # SQLite's own message may have the text that is not UTF-8
+        return NeedsOperator(f"{path}: {reason if code else 'no UTF-8 in a text'}; {DAMAGED}")
     if isinstance(error, FileNotFoundError):
         path, reason = os.path.dirname(path), "no such folder; make or mount it"
     for place in filter(os.path.exists, (path, os.path.dirname(path))):
@@ -303,5 +336,7 @@ def explain(path: str, error: sqlite3.Error | OSError | MemoryError) -> Exceptio
             names = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
             owner, user = (names.get(n, n) for n in (os.stat(place).st_uid, os.geteuid()))
             reason = f"{reason}; {place} belongs to {owner}, and this runs as {user}"
+            if os.statvfs(place).f_flag & os.ST_RDONLY:
+                reason = f"{place} is mounted read-only"
             break
     return NeedsOperator(f"{path}: {reason}")
