@@ -18,7 +18,7 @@ from schemas import Plant
 
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_LIMIT = 1.5  # seconds that a health check waits
-CHECK_INTERVAL = 1.0  # seconds after a write in which a health check needs no other one
+CHECK_INTERVAL = 1.0  # seconds after a health check in which others need no write of their own
 MAX_BATCH = 1000  # plants; SQLite allows 32,766 values in a statement
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 
@@ -50,7 +50,8 @@ class Storage:
         """
         self.engine, self._wait_limit = engine, wait_limit
         self.rows = engine.rows  # all plants as of now, in the order of id
-        self._last_write = -CHECK_INTERVAL  # when a write succeeded, by time.monotonic()
+        # When a health check, or any write, succeeded, by time.monotonic().
+        self._last_check = self._last_write = -CHECK_INTERVAL
         self._commit = GroupCommit(engine, self._write, call, gather)
 
     def add(self, plant: Plant) -> None:
@@ -71,7 +72,7 @@ class Storage:
     def check(self) -> None:
         """Raise Unavailable unless the database takes writes; answer within CHECK_LIMIT seconds."""
         start = time.monotonic()
-        if start > self._last_write + CHECK_INTERVAL:
+        if start > self._last_check + CHECK_INTERVAL:
             try:
                 self._write_one(None, CHECK_LIMIT)
             except Unavailable:
@@ -98,10 +99,10 @@ class Storage:
         plants = sorted((plant for plant in batch if plant), key=operator.attrgetter("id"))
         try:
             inserted = self.engine.insert(plants)
-            if plants and not inserted.new and None in batch:  # maybe nothing was written
+            if plants and None in batch:
                 self.engine.insert([])
         except Unavailable as error:
-            self._last_write = -CHECK_INTERVAL
+            self._last_check = self._last_write = -CHECK_INTERVAL
             # Maybe it is a plant's alone.
             (checked,) = self._write([None]) if plants and None in batch else [error]
             return [error if plant else checked for plant in batch]
@@ -113,6 +114,8 @@ class Storage:
             return [error] if len(batch) == 1 else self._write_halves(batch, deadline)
         if inserted.new or None in batch:
             self._last_write = time.monotonic()
+        if None in batch:
+            self._last_check = self._last_write
         new = set(inserted.new)
         return [plant_outcome(plant, inserted, new) if plant else Stored.NOTHING for plant in batch]
 
