@@ -45,9 +45,10 @@ FIND_TABLE = """
     WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s::pg_catalog.text)
         AND NOT attisdropped AND attnum OPERATOR(pg_catalog.>) 0
         AND relpersistence OPERATOR(pg_catalog.=) 'p'
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indisprimary AND NOT indimmediate
-            AND indrelid OPERATOR(pg_catalog.=) attrelid)"""
-NOT_FOUND = "PostgreSQL: plants is missing, temporary or unlogged, or its key is deferrable"
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE NOT indimmediate
+            AND indkey::pg_catalog.text OPERATOR(pg_catalog.=) attnum::pg_catalog.text
+            AND attname OPERATOR(pg_catalog.=) 'id' AND indrelid OPERATOR(pg_catalog.=) attrelid)"""
+NOT_FOUND = "PostgreSQL: plants is missing, temporary or unlogged, or has a deferrable key"
 # In each transaction, as a pooler gives each another session. A commit has to wait for the disk,
 # and to tell if it does not wait for the standbys.
 SETTINGS = """WITH settings AS MATERIALIZED (
@@ -107,13 +108,21 @@ class Connection(psycopg.Connection):
         """Insert the plants whose id is new."""
         ids, new = [plant.id for plant in plants], set[int]()
         for _ in range(2):  # a plant may be deleted between the two statements
-            new |= {key for (key,) in self.run(INSERT, wait, rows=json.dumps(plants))}
+            refusal = None
+            try:
+                new |= {key for (key,) in self.run(INSERT, wait, rows=json.dumps(plants))}
+            except psycopg.Error as error:
+                if len(plants) > 1 or not isinstance(explain(error, plants), Rejected):
+                    raise
+                refusal = error
             if sorted(new) == ids:
                 return Inserted(new)
             found = map(Plant._make, self.run(SELECT, wait, ids=ids))
             existing = {plant.id: plant for plant in found}
             if existing.keys() >= set(ids):
                 return Inserted(new, existing=existing)
+            if refusal:  # else it was stored before something came that is against it
+                raise refusal
         raise Rejected("PostgreSQL: a trigger or a policy of the table keeps it out, or hides it")
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -138,7 +147,7 @@ class Connection(psycopg.Connection):
 class PostgreSQLEngine(Engine):
     """One connection to a server; psycopg's waits are cooperative under gevent."""
 
-    obstacle = "the server hangs, or another transaction has locked the table"
+    obstacle = "the server hangs, or a trigger does, or another transaction has locked the table"
 
     def __init__(self, url: str, identity: str | None, write_limit: float) -> None:
         """Limit the seconds for a batch; create no table if there was one, of this `identity`."""
@@ -295,8 +304,10 @@ def explain(error: psycopg.Error, plants: Sequence[Plant] = ()) -> Exception:
         return NeedsOperator(text)
     code = error.sqlstate or ("42" if isinstance(error, psycopg.ProgrammingError) else "08")
     context = error.diag.context  # where it was in a trigger, or waited for a row
-    if context and plants:  # not with the message, which may have parts of them
-        text = f"PostgreSQL: {type(error).__name__} ({code}): {context.splitlines()[-1]}"
+    if context:
+        if plants:  # of which the message may have parts
+            text = f"PostgreSQL: {type(error).__name__} ({code})"
+        text += f": {context.splitlines()[-1]}"
     if code.startswith(RECONNECT) and not context:
         return LostConnection(text)
     # Whose fault it is, each plant alone will show.
