@@ -31,9 +31,6 @@ def victims(pytestconfig) -> list[str]:
     return random.choices(["a worker", "the service"], k=rounds)
 
 
-# what the processes ask of the system, as strace tells it
-
-
 class Call(NamedTuple):
     """A system call on a file or connection, from one line of the trace to another."""
 

@@ -39,9 +39,6 @@ def made_up(count: int) -> settings:
     )
 
 
-# plants
-
-
 def spellings(number: int) -> list[str]:
     """Ways to write an integer in JSON, all of which are that integer exactly."""
     if number not in EXACT:
@@ -93,9 +90,6 @@ def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
 
     check()
     assert stored() == sorted(known.values())
-
-
-# bytes
 
 
 @st.composite

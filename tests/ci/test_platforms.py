@@ -29,9 +29,6 @@ def code(tmp_path) -> Path:
     return folder
 
 
-# What operators find in the log.
-
-
 @pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
 def test_one_line_says_what_was_started_and_where(serve, url, database, postgresql_url, engine):
     """It has versions, storage, workers and address, and no password."""
@@ -56,9 +53,6 @@ def test_that_line_says_if_a_server_was_not_reached(serve, tmp_path):
     server.workers()
     assert "PostgreSQL, not reached yet; 2 workers" in server.err
     assert "canary" not in server.err
-
-
-# What platforms set and do.
 
 
 @pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
@@ -96,9 +90,6 @@ def test_plants_in_the_folder_of_the_code_are_worth_a_warning(serve, code):
     (line,) = re.findall(r"\[WARNING\] (.*)", server.err)
     assert line.startswith("DATABASE_URL is not set: a deploy may delete SQLite ")
     assert line.endswith(f" in {code}/plants.db")
-
-
-# systemd
 
 
 def test_systemd_takes_the_units(tmp_path):
