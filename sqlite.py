@@ -25,7 +25,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
     CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;
     PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; COMMIT"""
 # What the table has to be like; it may have more columns.
-FIND_COLUMNS = """SELECT info.name, info.type, pk, strict
+FIND_COLUMNS = """SELECT lower(info.name), upper(info.type), pk, strict
     FROM pragma_table_info('plants') AS info, pragma_table_list('plants')"""
 with contextlib.closing(sqlite3.connect(":memory:")) as model:
     model.executescript(SCHEMA)

@@ -408,13 +408,12 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(storage, data
 def test_a_table_that_replaces_rows_replaces_no_plant(
     storage, database, constraint, plant, outcome
 ):
-    """Nor is what a trigger ignores in another table held against a plant."""
+    """Nor is what a trigger ignores in another table, or the case of a name, held against one."""
     storage.add(Plant(1, "one"))
     with contextlib.closing(sqlite3.connect(database)) as connection:
         (schema,) = connection.execute("SELECT sql FROM sqlite_schema").fetchone()
-        schema = schema.replace(
-            constraint.removesuffix(" UNIQUE"), f"{constraint} ON CONFLICT REPLACE"
-        )
+        old, new = constraint.removesuffix(" UNIQUE"), f"{constraint} ON CONFLICT REPLACE"
+        schema = schema.replace(old, new).swapcase()
         connection.executescript(
             f"DROP TABLE plants; {schema}; CREATE TABLE one (x UNIQUE); CREATE TRIGGER t "
             "AFTER INSERT ON plants BEGIN INSERT OR IGNORE INTO one VALUES (1); END"
