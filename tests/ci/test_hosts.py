@@ -26,7 +26,7 @@ HOSTS = {
     "only the folder of the database can be written": (READ_ONLY % "/dev/shm", ""),
     "no folder can be written": (
         READ_ONLY % '/dev/shm "$0"',
-        r"/plants\.db-lock: Read-only file system",
+        r"/plants\.db-lock: /.* is mounted read-only$",
     ),
     "whoever starts it ignores SIGCHLD": ('set -- env --ignore-signal=CHLD "$@"', ""),
     "the user may have one process": (
