@@ -112,7 +112,7 @@ class Connection(psycopg.Connection):
             try:
                 new |= {key for (key,) in self.run(INSERT, wait, rows=json.dumps(plants))}
             except psycopg.Error as error:
-                if len(plants) > 1 or not isinstance(explain(error, plants), Rejected):
+                if not isinstance(explain(error, plants), Rejected):
                     raise
                 refusal = error
             if sorted(new) == ids:

@@ -202,7 +202,6 @@ class SQLiteEngine(Engine):
         self._check_table(connection)
 
     def _check_table(self, connection: sqlite3.Connection) -> None:
-        connection.execute(NOTICE_CHANGES).close()
         if wrong := EXPECTED.difference(connection.execute(FIND_COLUMNS)):
             names = ", ".join(sorted(name for name, *_ in wrong))
             raise NeedsOperator(

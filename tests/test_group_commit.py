@@ -349,13 +349,17 @@ def test_a_failure_is_no_reason_to_call_it_well(storage, engine):
             storage.check()
 
 
-def test_health_checks_that_come_together_share_a_write(storage, engine, monkeypatch):
+@pytest.mark.parametrize("failure", [None, Unavailable("disk full")])
+def test_health_checks_that_come_together_share_a_write(storage, engine, monkeypatch, failure):
+    """It is not that of a plant before them, even if they came first."""
     monkeypatch.setattr("storage.CHECK_LIMIT", PATIENCE)
     with ThreadPoolExecutor(30) as threads, writing_and_waiting(storage, engine, *plants(1), []):
         checks = [threads.submit(storage.check) for _ in range(30)]
         wait_until(lambda: len(storage._commit._queue) == 30)
-    assert [check.result() for check in checks] == [None] * 30
-    assert engine.batches == [plants(1), []]
+        failures = iter([None])
+        engine.meanwhile = lambda: setattr(engine, "failure", next(failures, failure))
+    assert [check.exception() for check in checks] == [failure] * 30
+    assert engine.batches == [plants(1)] + [[]] * (not failure)
 
 
 def test_only_a_health_check_is_proof_for_a_second(storage, engine, monkeypatch):

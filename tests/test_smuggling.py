@@ -37,8 +37,6 @@ def differ(server: Server, cases: dict[str, tuple[bytes, list[int]]]) -> dict[st
     return {name: statuses for name, statuses in got.items() if statuses != cases[name][1]}
 
 
-# one clear request with another in its body
-
 ROUTES = {
     "no token": (HEAD.replace(b"Bearer", b"Basic"), 401),
     "another token": (HEAD.replace(TOKEN.encode(), TOKEN.encode()[:-1]), 401),
@@ -132,8 +130,6 @@ def test_what_is_behind_a_body_is_a_request_of_its_own(server):
     assert differ(server, cases) == {}
     assert server.stored(667) == (667, "next", None)
 
-
-# what is not clear
 
 HEADERS = {
     "a length and chunks": (b"Content-Length: 5\r\nTransfer-Encoding: chunked", 400),
@@ -230,8 +226,6 @@ def test_chunks_that_are_not_clear_are_refused(server):
         cases = {name: (start + rest + HIDDEN, [status]) for name, rest in CHUNKS.items()}
         assert differ(server, cases) == {}
 
-
-# targets and methods
 
 TARGETS = {
     b"/plants": 200,

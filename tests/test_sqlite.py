@@ -429,8 +429,8 @@ WRONG_FOR_ALL = [
      "ALTER TABLE other RENAME TO plants"),
     ("ALTER TABLE plants RENAME COLUMN tag TO kind", "differs in tag;|no such column: tag",
      "ALTER TABLE plants RENAME COLUMN kind TO tag"),
-    ("DROP TABLE plants; CREATE VIEW plants AS SELECT 1 AS id, '' AS name, '' AS tag",
-     "a view",
+    ("DROP TABLE plants; CREATE VIEW plants AS SELECT slug(1) AS id, '' AS name, '' AS tag",
+     "a view|no such function: slug",
      "DROP VIEW plants; "
      "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"),
     ("CREATE TRIGGER t AFTER INSERT ON plants BEGIN INSERT INTO gone VALUES (1); END",
@@ -669,6 +669,8 @@ def test_a_file_replaced_during_the_work_is_noticed(storage, database, after_sta
     def replace(_: sqlite3.Connection) -> None:
         subprocess.run(["cp", database, f"{database}.copy"], check=True)
         os.replace(f"{database}.copy", database)
+        if statement == "INSERT":
+            raise sqlite3.OperationalError("disk I/O error")
 
     after_statement(statement, replace)
     with pytest.raises(Unavailable, match="deleted or replaced"):

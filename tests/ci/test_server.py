@@ -141,9 +141,6 @@ def test_a_token_is_made_once_for_all_workers_and_kept_at_sigusr2(serve):
     assert server.err.count("Bearer ") == 1
 
 
-# when the storage is away
-
-
 def test_a_service_that_was_stopped_blames_nobody_when_it_goes_on(serve, database):
     """SIGSTOP, or a machine that sleeps: all time is up then, though nothing keeps the plant."""
     server = serve("start:get_app(wait_limit=2)", WEB_CONCURRENCY="1")
