@@ -78,15 +78,15 @@ class SQLiteEngine(Engine):
             connection = self._connection or self._open()
             if self._files:
                 if not plants:
-                    self._check_table(connection)
+                    check_table(connection, self._path)
                 inserted = insert_new(connection, plants)
                 # What was committed to a file that is no longer there is not stored.
-                if self._files == self._find_files():
+                if self._files == find_files(self._path):
                     return inserted
                 self._files = []
         except (sqlite3.Error, OSError, MemoryError) as error:
             with contextlib.suppress(OSError):
-                if self._files not in ([], self._find_files()):
+                if self._files not in ([], find_files(self._path)):
                     raise NeedsOperator(f"{self._path} {LOST}") from None
             if len(plants) > 1 and primary_code(error) in DAMAGE:
                 raise Rejected("SQLite: where one of them belongs, the file is damaged") from None
@@ -134,7 +134,7 @@ class SQLiteEngine(Engine):
         """Connect to the file; make it first if there is none and there was none at the start."""
         if self.identity is None and not os.path.exists(self._path):
             self._create()
-        found = self._find_files("")
+        found = find_files(self._path, "")
         # Before SQLite opens the file, as it would replay a -wal of another one into it.
         if self.identity not in (None, str(found)):
             raise NeedsOperator(f"{self._path} {LOST}")
@@ -142,7 +142,7 @@ class SQLiteEngine(Engine):
             raise NeedsOperator(f"{self._path} has a hard link; with two names it has two -wal")
         connection = self._connect("rw")
         # The checkpoint has made -wal and -shm, if they were not there.
-        self._files = found + self._find_files("-wal", "-shm")
+        self._files = found + find_files(self._path, "-wal", "-shm")
         self.identity, self._connection = str(found), connection
         return connection
 
@@ -199,22 +199,7 @@ class SQLiteEngine(Engine):
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is at work on it")
         connection.execute(TRY_A_WRITE)
-        self._check_table(connection)
-
-    def _check_table(self, connection: sqlite3.Connection) -> None:
-        if wrong := EXPECTED.difference(connection.execute(FIND_COLUMNS)):
-            names = ", ".join(sorted(name for name, *_ in wrong))
-            raise NeedsOperator(
-                f"{self._path}: plants is missing, a view or not STRICT, or differs in {names}; "
-                "copy it into a new file with transfer.py"
-            )
-
-    def _find_files(self, *suffixes: str) -> list[tuple[int, int]]:
-        """Return device and inode of the file, -wal and -shm, or some; none if one is missing."""
-        with contextlib.suppress(FileNotFoundError):
-            found = [os.stat(self._path + suffix) for suffix in suffixes or ("", "-wal", "-shm")]
-            return [(status.st_dev, status.st_ino) for status in found]
-        return []
+        check_table(connection, self._path)
 
 
 def take_lock(name: str, database: str) -> int:
@@ -238,6 +223,24 @@ def take_lock(name: str, database: str) -> int:
             if os.path.samestat(own, os.stat(name)):
                 return lock
         os.close(lock)  # it was deleted or replaced: others lock another file
+
+
+def find_files(path: str, *suffixes: str) -> list[tuple[int, int]]:
+    """Return device and inode of the file, -wal and -shm, or some; none if one is missing."""
+    with contextlib.suppress(FileNotFoundError):
+        found = [os.stat(path + suffix) for suffix in suffixes or ("", "-wal", "-shm")]
+        return [(status.st_dev, status.st_ino) for status in found]
+    return []
+
+
+def check_table(connection: sqlite3.Connection, path: str) -> None:
+    """Raise NeedsOperator unless the table is as it has to be."""
+    if wrong := EXPECTED.difference(connection.execute(FIND_COLUMNS)):
+        names = ", ".join(sorted(name for name, *_ in wrong))
+        raise NeedsOperator(
+            f"{path}: plants is missing, a view or not STRICT, or differs in {names}; "
+            "copy it into a new file with transfer.py"
+        )
 
 
 def insert_new(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Inserted:
