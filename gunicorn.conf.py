@@ -8,100 +8,92 @@ import resource
 import secrets
 import shlex
 import signal
+import subprocess
 import sys
-import threading
-import time
 from typing import Any
-from urllib.parse import unquote
 
 from gunicorn import __version__, util
 
 SPARE = 64  # descriptors that a worker needs beside those of its connections
 FEWEST = 10  # connections; a new one takes the place of another before all are in use
+SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
-def find_mistakes(cfg: Any) -> None:
-    """Exit if something can't work among the options."""
+def find_mistakes(cfg: Any) -> list[str]:
+    """Return what can't work among the options."""
     number, limit = cfg.worker_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE
+    has_format = cfg.access_log_format != cfg.settings["access_log_format"].default
     mistakes = {
         "--preload is not possible, leave it out: gevent has to patch first": cfg.preload_app,
         "--certfile and --keyfile are not possible, leave them out: a proxy encrypts": cfg.is_ssl,
-        "--http-parser is not possible, leave it out": cfg.http_parser != "python",
+        "--statsd-host has no effect, leave it out": cfg.statsd_host,
+        "--access-logformat has no effect, leave it out": has_format,
         "--workers and WEB_CONCURRENCY must be 1 or more": cfg.workers < 1,
         f"--worker-connections must be {FEWEST} or more, not {number}": number < FEWEST,
         f"ulimit -n must be {number + SPARE} or more for {number} connections": limit < number,
         "--daemon needs PLANTS_TOKENS": cfg.daemon and os.environ["PLANTS_TOKENS"] == new_token,
     }
-    if made := [line for line, is_made in mistakes.items() if is_made]:
-        sys.exit(made[0])
+    return [line for line, is_made in mistakes.items() if is_made]
 
 
 def on_starting(server: Any) -> None:
-    """Make the database in a child, as SIGHUP could not reload what is imported here, or exit."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # the first process of a container needs handlers
-        signal.signal(each, lambda number, _: os._exit(128 + number))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can be waited for
-    reader, writer = os.pipe()
-    try:
-        find_mistakes(server.cfg)
-        if not (child := os.fork()):
-            signal.signal(signal.SIGALRM, lambda *_: os.getppid() == server.pid or os._exit(1))
-            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)  # it ends with the master
-            util.set_owner_process(server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
-            for _ in range(2 * server.cfg.workers):  # a worker is a process and a thread
-                threading.Thread(target=threading.Event().wait, daemon=True).start()
-            import start
+    """Check the options, and the database in a process of its own; exit if something is wrong.
 
-            os.write(writer, os.fsencode("\n".join(start.create_database())))
-            os._exit(0)
-        os.close(writer)
-        with open(reader, errors="surrogateescape") as result:
-            said = result.read()
-        if number := os.WTERMSIG(os.waitpid(child, 0)[1]):  # SIGBUS, if a mapped file has no disk
-            sys.exit(f"{signal.strsignal(number)}: opening the database needs more disk or memory")
-    except BaseException as error:  # in either process
-        hint = "; see ulimit -u" if isinstance(error, BlockingIOError) else ""
-        is_bug = not isinstance(error, OSError | RuntimeError | SystemExit)
-        server.log.error(f"{error}{hint}", exc_info=is_bug)
-        os._exit(1)
-    if not said:
+    What is imported in the master could not be loaded anew by SIGHUP.
+    """
+    for each in SIGNALS:  # the first process of a container needs handlers
+        signal.signal(each, lambda *_: sys.exit(1))
+    if mistakes := find_mistakes(server.cfg):
+        server.log.error(mistakes[0])
         sys.exit(1)
-    os.environ["PLANTS_STORAGE"], server.database = said.split("\n", 1)
+    check = subprocess.run(
+        [sys.executable, os.path.join(os.path.dirname(__file__), "start.py")],
+        preexec_fn=lambda: util.set_owner_process(
+            server.cfg.uid, server.cfg.gid, server.cfg.initgroups
+        ),
+        capture_output=True,
+        text=True,
+    )
+    if check.returncode:
+        server.log.error(check.stderr.strip() or f"start.py ended with {check.returncode}")
+        sys.exit(1)
+    if check.stderr:
+        server.log.warning(check.stderr.strip())
+    server.database = check.stdout.strip()
 
 
 def when_ready(server: Any) -> None:
-    """Say what runs where; let SIGTERM and SIGCONT do more than gunicorn's own handlers do."""
-
-    def stop(number: int, frame: Any) -> None:
-        server.handle_hup = server.handle_term  # so that it is not behind SIGHUPs that wait
-        for each in server.WORKERS.values():
-            each.age = sys.maxsize  # SIGHUP waits only for those that are older than its own
-        server.signal(number, frame)
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGCONT, lambda *_: time.sleep(2))  # workers first say that they are well
+    """Say what runs where."""
     software = f"Python {sys.version.split()[0]}, gunicorn {__version__}, {server.database}"
     size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} connections"
-    listeners = server.LISTENERS or [f"http://{each}" for each in server.cfg.bind]  # --reuse-port
-    server.log.info("plants: %s; %s at %s", software, size, ", ".join(map(str, listeners)))
+    server.log.info("plants: %s; %s at %s", software, size, ", ".join(map(str, server.LISTENERS)))
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         server.log.warning("DATABASE_URL is not set: a deploy may delete %s", server.database)
     if os.environ["PLANTS_TOKENS"] == new_token:
-        server.cfg.env_orig["PLANTS_TOKENS"] = new_token  # with which SIGUSR2 starts anew
-        print_token(str(listeners[0]).replace("//0.0.0.0:", "//127.0.0.1:"))
+        print_token(str(server.LISTENERS[0]).replace("//0.0.0.0:", "//127.0.0.1:"))
 
 
 def print_token(address: str) -> None:
     """Say how to store a plant with the token that only this process knows."""
-    page, curl = f"\nA page to try it is at {address}/\n", shlex.quote(address)
-    if address.startswith("unix:"):
-        page, curl = "", f"--unix-socket {shlex.quote(address[5:])} http://localhost"
     sys.stderr.write(
         "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
-        f"curl {curl}/plants -H 'Content-Type: application/json' \\\n"
+        f"curl {shlex.quote(address)}/plants -H 'Content-Type: application/json' \\\n"
         f"  -H 'Authorization: Bearer {new_token}' \\\n"
-        f"""  -d '{{"id": 7, "name": "Monstera", "tag": "indoor"}}'\n{page}\n"""
+        """  -d '{"id": 7, "name": "Monstera", "tag": "indoor"}'\n\n"""
+        f"A page to try it is at {address}/\n\n"
     )
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """Let a worker that is still starting end at once at a signal."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    """Store what is in the queue and close the database, while threads can still be started."""
+    if worker.wsgi:
+        worker.wsgi.config["storage"].close()
 
 
 # Without PORT, gunicorn binds to 127.0.0.1:8000. With one that is no number, it has a traceback.
@@ -120,14 +112,9 @@ descriptors = min(1064, hard)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, descriptors), hard))
 worker_connections = max(FEWEST, descriptors - SPARE)
 
-# The file by which a worker shows that it is alive may be beside the database on a read-only root.
-folder = os.path.dirname(unquote(os.environ.get("DATABASE_URL", "")).removeprefix("sqlite:///"))
-folders = ("/tmp", "/dev/shm", folder)  # noqa: S108
-worker_tmp_dir = next((each for each in folders if os.access(each, os.W_OK)), None)
-
 wsgi_app = "start:get_app()"
 worker_class = "worker.Worker"
-logger_class = "worker.AccessLogger"
+logger_class = "access_log.AccessLogger"
 accesslog = "-"  # standard output, one line a request
 limit_request_fields, limit_request_field_size = 64, 2**14  # worker.py has the limit in all
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection

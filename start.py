@@ -1,14 +1,15 @@
 """The wiring: what the environment says, made into a storage and an application.
 
-Contains no SQL and no HTTP. gunicorn.conf.py runs all of it, transfer.py get_storage() alone.
+Contains no SQL and no HTTP. gunicorn runs get_app() in each worker, transfer.py get_storage();
+`python start.py` checks whether the service could store plants.
 """
 
-import atexit
-import contextlib
 import logging
 import operator
 import os
 import re
+import signal
+import sys
 import threading
 from urllib.parse import unquote
 
@@ -16,103 +17,57 @@ import gevent
 from gevent import monkey
 from gevent.threadpool import ThreadPool
 
-from app import WSGIApp, create_app
-from engine import Engine, NeedsOperator, Unavailable, log
-from sqlite import SQLiteEngine
+from app import App, create_app
+from engines import Engine, NeedsOperator, Unavailable, log
+from engines.sqlite import SQLiteEngine
 from storage import WAIT_LIMIT, Storage
 
 DEFAULT_URL = "sqlite:///plants.db"
 GATHER_LIMIT = 0.001  # seconds that a batch waits for requests, which in a flood never end
+START_LIMIT = 3.0  # seconds that the check at the start waits
 # A name, if it has one, and a b64token (RFC 6750 section 2.1).
 TOKEN = re.compile(r"([A-Za-z0-9_-]{1,32}:)?[A-Za-z0-9._~+/-]{16,}=*")
-ORIGIN = re.compile(  # serialized: in lower case, without the default port
-    r"\*|(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
-)
-EXPECTED = {
-    "PLANTS_TOKENS": "tokens of at least 16 letters, digits or -._~+/, separated by commas, each "
-    "with or without a name before it, as in web:TOKEN; to make one: "
-    "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
-    "PLANTS_CORS_ORIGINS": "* or origins like https://example.org, separated by commas",
-}
 
 log.parent = logging.getLogger("gunicorn.error")
 
 
-def get_app(wait_limit: float = WAIT_LIMIT) -> WSGIApp:
-    """Return the application that the environment describes; `wait_limit` is in seconds.
-
-    Creates the database, unless gunicorn.conf.py has tried and has set PLANTS_STORAGE: workers use
-    the database that was seen then and no other, if one was. Raises NeedsOperator.
-    """
-    is_worker = "PLANTS_STORAGE" in os.environ
-    identity = os.environ["PLANTS_STORAGE"] if is_worker else create_database(wait_limit)[0]
-    storage, app = read_environment(wait_limit, identity)
-    if is_worker:  # others may fork after this
-        threading.Thread(target=open_early, args=[storage], daemon=True).start()
-    atexit.register(storage.close)
+def get_app() -> App:
+    """Return the application that the environment describes. Raises NeedsOperator."""
+    storage = get_storage(os.environ.get("DATABASE_URL", DEFAULT_URL))
+    app = create_app(storage, read_tokens())
+    threading.Thread(target=open_early, args=[storage], daemon=True).start()
     return app
-
-
-def create_database(wait_limit: float = WAIT_LIMIT) -> tuple[str, str]:
-    """Create the database if there is none; return its identity and description.
-
-    The identity is "" if the database is not available now. Raises NeedsOperator if anything in
-    the environment is wrong.
-    """
-    # With a storage of its own, as no connection may cross a fork.
-    with contextlib.closing(read_environment(wait_limit)[0]) as storage:
-        try:
-            storage.open_or_create()
-        except NeedsOperator:
-            raise
-        except Unavailable as error:
-            log.warning("the database is not available at the start: %s", error)
-        return storage.engine.identity or "", storage.engine.description
 
 
 def open_early(storage: Storage) -> None:
     """Open the database, so that the first request is not the one that finds out that it can't."""
     try:
-        storage.open_or_create()
+        storage.check(WAIT_LIMIT)
     except Unavailable as error:
         log.warning("the database is not available: %s", error)
 
 
-def read_environment(wait_limit: float = WAIT_LIMIT, identity: str = "") -> tuple[Storage, WSGIApp]:
-    """Return the storage of DATABASE_URL, if it is that of `identity`, and the application.
-
-    Raises NeedsOperator.
-    """
-    storage = get_storage(os.environ.get("DATABASE_URL", DEFAULT_URL), identity, wait_limit)
-    tokens = read_list("PLANTS_TOKENS", TOKEN)
-    has_origins = "PLANTS_CORS_ORIGINS" in os.environ
-    origins = read_list("PLANTS_CORS_ORIGINS", ORIGIN) if has_origins else []
-    return storage, create_app(storage, tokens, origins)
-
-
-def get_storage(url: str, identity: str = "", wait_limit: float = WAIT_LIMIT) -> Storage:
-    """Return the storage that `url` names, if it is that of `identity`, or any without one.
+def get_storage(url: str, wait_limit: float = WAIT_LIMIT) -> Storage:
+    """Return the storage that `url` names, whose requests wait so many seconds.
 
     Touches nothing: the first use opens the database. Raises NeedsOperator.
     """
     has_gevent = monkey.is_module_patched("threading")
-    wait_for_others = gather if has_gevent else lambda: None
     call = operator.call
     if url.startswith("sqlite:///") and "?" not in url:
-        path = unquote(url.removeprefix("sqlite:///"), errors="surrogateescape")
-        engine: Engine = SQLiteEngine(path, identity or None, wait_limit / 2)
+        engine: Engine = SQLiteEngine(unquote(url.removeprefix("sqlite:///")), wait_limit / 2)
         if has_gevent:  # sqlite3 blocks, so it has a real thread, as all others are greenlets
             call = ThreadPool(1).apply
     elif url.startswith(("postgresql://", "postgres://")):
-        from postgresql import PostgreSQLEngine  # SQLite does without psycopg
+        from engines.postgresql import PostgreSQLEngine  # SQLite does without psycopg
 
-        engine = PostgreSQLEngine(url, identity or None, wait_limit / 2)
+        engine = PostgreSQLEngine(url, wait_limit / 2)
     else:
         raise NeedsOperator(
             "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
             "an absolute path) or a server like postgresql://user:password@host/database"
         )
-    return Storage(engine, wait_limit, call, wait_for_others)
+    return Storage(engine, wait_limit, call, gather if has_gevent else lambda: None)
 
 
 def gather() -> None:
@@ -121,9 +76,37 @@ def gather() -> None:
         gevent.idle()
 
 
-def read_list(variable: str, form: re.Pattern[str]) -> list[str]:
-    """Return the parts of an environment variable. Raises NeedsOperator for a bad one, or none."""
-    parts = re.findall(r"[^,\s]+", os.environ.get(variable, ""))
-    if not parts or not all(map(form.fullmatch, parts)):
-        raise NeedsOperator(f"{variable} must be {EXPECTED[variable]}")
-    return parts
+def read_tokens() -> list[str]:
+    """Return the tokens of PLANTS_TOKENS. Raises NeedsOperator for a bad one, or none."""
+    tokens = re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", ""))
+    if not tokens or not all(map(TOKEN.fullmatch, tokens)):
+        raise NeedsOperator(
+            "PLANTS_TOKENS must be tokens of at least 16 letters, digits or -._~+/, separated by "
+            "commas, each with or without a name before it, as in web:TOKEN; to make one: "
+            "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        )
+    return tokens
+
+
+def main() -> None:
+    """Print what the database is, which is made if there is none, and whether it is available.
+
+    Exits with 1 if an operator has to do something, and with 0 also if the database is away.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback
+    try:
+        read_tokens()
+        storage = get_storage(os.environ.get("DATABASE_URL", DEFAULT_URL))
+        try:
+            storage.check(START_LIMIT)
+            storage.close()
+        finally:
+            print(storage.engine.description)
+    except NeedsOperator as error:
+        sys.exit(str(error))
+    except Unavailable as error:
+        print(f"the database is not available now: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,120 +1,103 @@
-"""The commands dump, load and copy: plants as JSON Lines (jsonlines.org), out, in, or both.
+"""The commands dump and load: all plants as JSON Lines (jsonlines.org), out and in.
 
-Contains no SQL and no HTTP: storage.py stores, schemas/ says what a plant is.
+Contains no SQL and no HTTP: storage.py stores, plant.py says what a plant is.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from engine import Conflict, Rejected, Unavailable
-from schemas import InvalidPlant, Plant, parse_new_plant
+from engines import Unavailable
+from plant import InvalidPlant, Plant, parse_new_plant
 from start import DEFAULT_URL, get_storage
-from storage import Storage, Stored
+from storage import Storage
 
 BATCH = 250  # plants; more at once are no faster, and keep a running service waiting
 LINE_LIMIT = 2**20 + 2**10  # bytes; older versions took plants of 1 MiB
 BAR = {"unit_scale": True, "delay": 1, "disable": None}  # on a terminal only, after a second
-REFUSED = {Conflict: "conflicting", Rejected: "rejected", InvalidPlant: "invalid"}
+HELP = """Write all plants to standard output, or read some from standard input. Each line is a
+plant as JSON: {"id": 7, "name": "Monstera", "tag": "indoor"}. To load a line again is safe."""
+EXAMPLE = "example: python transfer.py dump sqlite:///plants.db > plants.jsonl"
 
-Found: TypeAlias = dict[int, Plant | InvalidPlant]  # by the number of the line
 
-
-def dump(storage: Storage) -> Iterator[bytes]:
-    """Yield all plants as lines of JSON, in the order of id. Raises Unavailable, maybe at last."""
-    with tqdm(storage.rows(), unit=" plants", **BAR) as plants:
+def dump(storage: Storage) -> None:
+    """Write all plants as lines of JSON, in the order of id. Raises Unavailable, maybe at last."""
+    # Not sys.stdout: at the exit, Python would write again what could not be written.
+    with open(1, "wb", closefd=False) as out, tqdm(storage.rows(), unit=" plants", **BAR) as plants:
         for plant in plants:
-            yield json.dumps(plant.to_json(), ensure_ascii=False).encode() + b"\n"
+            out.write(json.dumps(plant.to_dict(), ensure_ascii=False).encode() + b"\n")
 
 
-def read() -> Iterator[bytes]:
-    """Yield the lines of standard input, each up to LINE_LIMIT."""
+def read_lines() -> Iterator[bytes]:
+    """Yield the lines of standard input; of one that is too long, a part that is too long."""
     size = os.fstat(0).st_size or None  # 0: not known
     with open(0, "rb", closefd=False) as file, tqdm(total=size, unit="B", **BAR) as bar:
-        while line := file.readline(LINE_LIMIT):
+        while line := file.readline(LINE_LIMIT + 1):
             yield line
             bar.update(len(line))
-            while len(line) == LINE_LIMIT and not line.endswith(b"\n"):
-                line = file.readline(LINE_LIMIT)  # the rest must not fill the memory
+            while len(line) > LINE_LIMIT and not line.endswith(b"\n"):
+                line = file.readline(LINE_LIMIT + 1)  # the rest must not fill the memory
 
 
-def load(storage: Storage, lines: Iterator[bytes], counts: Counter[str]) -> None:
-    """Store the plants in lines of JSON, count what became of each, and name the lines refused.
-
-    Raises Unavailable, and what `lines` raises, once the plants before that are stored.
-    """
-    batch: Found = {}
+def parse_line(line: bytes) -> Plant | InvalidPlant:
+    """Return the plant in a line, or what is wrong with it."""
     try:
-        for number, line in enumerate(lines, 1):
-            try:
-                if len(line) >= LINE_LIMIT:
-                    raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
-                if line.strip():
-                    batch[number] = parse_new_plant(line.rstrip(b"\r\n"))
-            except InvalidPlant as error:
-                batch[number] = error
-            if len(batch) == BATCH or len(line) > LINE_LIMIT / BATCH:
-                full, batch = batch, {}
-                load_batch(storage, full, counts)
+        if len(line) > LINE_LIMIT:
+            raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
+        return parse_new_plant(line.rstrip(b"\r\n"))
+    except InvalidPlant as error:
+        return error
+
+
+def load(storage: Storage) -> bool:
+    """Store the plants in lines of JSON; name the lines that are refused, and say how many.
+
+    Returns whether all were stored. Raises Unavailable.
+    """
+    stored = refused = 0
+    numbered = enumerate(read_lines(), 1)
+    try:
+        while some := list(itertools.islice(numbered, BATCH)):
+            parsed = [(number, parse_line(line)) for number, line in some if line.strip()]
+            outcomes = iter(
+                storage.add_all([each for _, each in parsed if isinstance(each, Plant)])
+            )
+            for number, each in parsed:
+                outcome = next(outcomes) if isinstance(each, Plant) else each
+                if isinstance(outcome, Unavailable):
+                    raise outcome
+                stored, refused = stored + (not outcome), refused + bool(outcome)
+                if outcome:
+                    tqdm.write(f"line {number}: {outcome}", file=sys.stderr)
     finally:
-        load_batch(storage, batch, counts)
+        with open(1, "w", closefd=False) as out:
+            print(f"{stored} stored, {refused} refused", file=out)
+    return not refused
 
 
-def load_batch(storage: Storage, batch: Found, counts: Counter[str]) -> None:
-    """Store the plants of some lines, and count what became of each."""
-    outcomes = iter(storage.add_all([each for each in batch.values() if isinstance(each, Plant)]))
-    for number, each in batch.items():
-        outcome = next(outcomes) if isinstance(each, Plant) else each
-        if isinstance(outcome, Stored):
-            counts[outcome.value] += 1
-        elif refused := REFUSED.get(type(outcome)):
-            counts[refused] += 1
-            tqdm.write(f"line {number}: {outcome}", file=sys.stderr)
-        else:
-            raise outcome
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; return its exit status."""
-    text = "Write all plants as JSON Lines, read some, or copy all from one database to another."
-    parser = argparse.ArgumentParser(prog="transfer.py", description=text)
-    parser.add_argument("command", choices=["dump", "load", "copy"])
+def main() -> None:
+    """Run a command line; exit with 0 only if all was done."""
+    parser = argparse.ArgumentParser(prog="transfer.py", description=HELP, epilog=EXAMPLE)
+    parser.add_argument("command", choices=["dump", "load"])
     default = os.environ.get("DATABASE_URL", DEFAULT_URL)
     parser.add_argument("url", nargs="?", default=default, help="default: DATABASE_URL")
-    parser.add_argument("to", nargs="?", help="the URL to which copy copies")
-    options = parser.parse_args(arguments)
-    if (options.command == "copy") != (options.to is not None):
-        parser.error("copy needs two URLs, dump and load one")
-    counts = Counter(dict.fromkeys(("new", "there already", *REFUSED.values()), 0))
+    options = parser.parse_args()
     try:
-        with contextlib.closing(get_storage(options.to or options.url)) as storage:
+        with contextlib.closing(get_storage(options.url)) as storage:
             if options.command == "dump":
-                # Not sys.stdout: at the exit, Python would write again what could not be written.
-                with open(1, "wb", closefd=False) as out:
-                    out.writelines(dump(storage))
-                return 0
-            lines = read() if options.command == "load" else dump(get_storage(options.url))
-            try:
-                load(storage, lines, counts)
-            finally:
-                with open(1, "w", closefd=False) as out:
-                    print(", ".join(f"{count} {name}" for name, count in counts.items()), file=out)
-            if options.command == "load" and not counts.total():  # the left of a pipe has failed?
-                raise EOFError("nothing was loaded: standard input has no plant")
-    except (OSError, EOFError, Unavailable) as error:
-        if isinstance(error, BrokenPipeError) and options.command == "dump":
-            return 0  # dump | head: nobody reads on
+                dump(storage)
+            elif not load(storage):
+                sys.exit(1)
+    except (OSError, Unavailable) as error:
         tqdm.write(str(error), file=sys.stderr)
-        return 1
-    return 0 if counts.total() == counts["new"] + counts["there already"] else 1
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,175 @@
+"""A plant, and what makes one of a request's body: I-JSON (RFC 7493), checked by schemas/*.json.
+
+Contains no HTTP and no SQL: app.py uses it for requests, transfer.py for `load`.
+"""
+
+import codecs
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import fastjsonschema
+from jsonschema import Draft201909Validator, ValidationError
+from referencing import Registry
+
+MAX_EXACT = 2**53  # beyond it doubles are not exact (RFC 7493 section 2.2)
+NO_NUL = r"^[^\x00]*$"  # the pattern of a text in the schemas
+NAMES = {bool: "a boolean", str: "a string", list: "an array", dict: "an object", int: "a number"}
+NAMES |= {type(None): "null", Decimal: "a number with a fraction or an exponent"}
+
+
+class Plant(NamedTuple):
+    """A row of the table: id is a signed integer of 64 bits, tag is None where there is none."""
+
+    id: int
+    name: str
+    tag: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the members of the plant as a JSON object; a tag of None is left out."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+class InvalidPlant(Exception):
+    """The text is not a NewPlant. The message names every mistake and its place, but no value."""
+
+
+def parse_new_plant(body: bytes) -> Plant:
+    """Return the plant in `body`, a NewPlant as I-JSON. Raises InvalidPlant."""
+    try:
+        members = _parse_json(body)
+        _check_quickly(members)
+        if b"\\u" in body:
+            json.dumps(members, ensure_ascii=False, default=str).encode()
+    except fastjsonschema.JsonSchemaException as refusal:
+        raise InvalidPlant("; ".join(_find_mistakes(members)) or str(refusal)) from None
+    except RecursionError:
+        raise InvalidPlant("the plant is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise InvalidPlant("the plant has half of a surrogate pair") from None
+    return Plant._make(map(members.get, Plant._fields))
+
+
+def openapi() -> dict[str, Any]:
+    """Return schemas/openapi.json with the other schemas as its components."""
+    parts = json.dumps({schema["title"]: schema for schema in SCHEMAS.values()})
+    for name, schema in SCHEMAS.items():
+        parts = parts.replace(f'"{name}.json"', f'"#/components/schemas/{schema["title"]}"')
+    components = json.loads(parts)
+    for schema in components.values():
+        del schema["$id"], schema["$schema"]
+    document: dict[str, Any] = _read_schema("openapi")
+    document["components"]["schemas"] = components
+    return document
+
+
+def _read_schema(name: str) -> Any:
+    return json.loads(Path(__file__).parent.joinpath("schemas", f"{name}.json").read_text("utf-8"))
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        return _DECODER.decode(body.decode())
+    except UnicodeDecodeError as error:
+        reason = f"is not UTF-8: {error.reason} at byte {error.start}"
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        reason = f"is not JSON that can be read: {error.msg} at {place}"
+        if not body:
+            reason = "is missing: nothing was sent"
+        elif body.startswith(codecs.BOM_UTF8):
+            reason = "starts with a byte order mark, which JSON has no place for"
+    except ValueError:  # Python reads no longer integers, as that takes quadratic time
+        reason = "has a number with too many digits"
+    raise InvalidPlant(f"the plant {reason}")
+
+
+def _unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object whose member names are unique (RFC 7493 section 2.3)."""
+    unique = dict(members)
+    if len(unique) < len(members):
+        raise InvalidPlant("the plant has two members of the same name")
+    return unique
+
+
+def _parse_number(text: str) -> int | Decimal:
+    """Return an int where a number with a fraction or an exponent is one (JSON Schema 4.2.3).
+
+    Beyond 2**53 it stays a Decimal, which the schema refuses: 1e16 may stand for a neighbour.
+    """
+    try:
+        number = Decimal(text)
+    except ArithmeticError:  # no room for such an exponent: a number, but nothing that is stored
+        return Decimal("Infinity")
+    is_small = -MAX_EXACT <= number <= MAX_EXACT
+    return int(number) if is_small and number == number.to_integral_value() else number
+
+
+def _refuse_constant(_: str) -> NoReturn:
+    raise InvalidPlant("the plant is not JSON, which has no NaN and no Infinity")
+
+
+def _find_mistakes(value: Any) -> list[str]:
+    """Return how `value` breaks the schema, in plain words, each with its place before it."""
+    if isinstance(value, dict):
+        # jsonschema puts repr() of each value into its messages: give it small ones.
+        members = {name: value[name] for name in Plant._fields if name in value}
+        small = {name: _without_content(member) for name, member in members.items()}
+    else:
+        small = _without_content(value)
+    mistakes: dict[str, str] = {}
+    # Errors of type come last, to replace others at the same place.
+    errors = _VALIDATOR.iter_errors(small)
+    for error in sorted(errors, key=lambda error: error.validator == "type"):
+        if error.validator == "required":
+            missing = [name for name in error.validator_value if name not in error.instance]
+            mistakes |= dict.fromkeys(missing, "required but missing")
+        else:
+            place = ".".join(map(str, error.absolute_path)) or "the plant"
+            mistakes[place] = _explain(error)
+    return [f"{place}: {mistake}" for place, mistake in sorted(mistakes.items())]
+
+
+def _without_content(value: Any) -> Any:
+    return type(value)() if isinstance(value, dict | list) else value
+
+
+def _explain(error: ValidationError) -> str:
+    """Return what a person has to know to mend a mistake."""
+    rule: Any = error.validator_value
+    match error.validator:
+        case "type":
+            article = "an" if rule[0] in "aeiou" else "a"
+            return f"must be {article} {rule}, not {NAMES[type(error.instance)]}"
+        case "minimum":
+            return f"must be at least {rule}"
+        case "maximum":
+            return f"must be at most {rule}"
+        case "enum":
+            return f"must be one of {json.dumps(rule)}"
+        case "pattern" if rule == NO_NUL:
+            return "must not contain NUL"
+        case _:
+            return f"must fit {error.validator} {json.dumps(rule)}"
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_members, parse_float=_parse_number, parse_constant=_refuse_constant
+)
+SCHEMAS = {name: _read_schema(name) for name in ("plant", "new-plant", "error")}
+_BY_ID = {schema["$id"]: schema for schema in SCHEMAS.values()}
+for _schema in SCHEMAS.values():
+    Draft201909Validator.check_schema(_schema)
+# It decides, and explains what the quick check refuses.
+_VALIDATOR = Draft201909Validator(
+    SCHEMAS["new-plant"], registry=Registry[Any]().with_contents(_BY_ID.items())
+)
+# The quick check: raises an exception for what is not valid. 2 us a plant, a validator 50.
+_check_quickly: Callable[[Any], Any] = fastjsonschema.compile(
+    SCHEMAS["new-plant"],
+    handlers=dict.fromkeys(("http", "https"), _BY_ID.__getitem__),  # nothing is fetched
+    use_default=False,
+    use_formats=False,
+)
