@@ -1,9 +1,9 @@
-"""What the tests share: a storage on SQLite, the application, a real gunicorn."""
+"""What the tests share: a storage on SQLite, the application, gunicorn servers."""
 
 import contextlib
 import os
 import shutil
-import sqlite3
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,19 +15,8 @@ from webtest import TestApp
 from app import create_app
 from start import get_storage
 from storage import Storage
-from tests.support.server import PATIENCE, TOKEN, Server, running
-
-ROWS = "SELECT id, name, tag FROM plants ORDER BY id"
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--crash-rounds",
-        type=int,
-        default=20,
-        metavar="N",
-        help="how often the service or a worker is killed under load (default: 20)",
-    )
+from tests.support.rows import Row, read_rows
+from tests.support.server import PATIENCE, SHORT, TOKEN, Server
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -36,6 +25,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the figures that tests have recorded by `record_property`."""
     for report in terminalreporter.stats.get("passed", []):
         for name, figures in report.user_properties:
             terminalreporter.write_line(f"{name}: {figures}")
@@ -43,12 +33,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
+    """Where the SQLite file of a test is."""
     return tmp_path / "plants.db"
 
 
 @pytest.fixture
 def url(database: Path) -> str:
-    """The URL of a database that does not exist yet."""
+    """The URL of a database that does not exist yet; a module may have another one."""
     return f"sqlite:///{database}"
 
 
@@ -57,46 +48,47 @@ def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file without plants, as a start makes it: a copy is there without waiting for the disk."""
     database = tmp_path_factory.mktemp("new") / "plants.db"
     with contextlib.closing(get_storage(f"sqlite:///{database}")) as storage:
-        storage.open_or_create()
+        storage.check(PATIENCE)
     return database
 
 
 @pytest.fixture
-def storage(url: str, database: Path, new_database: Path) -> Iterator[Storage]:
-    """A storage whose database is there."""
-    shutil.copy(new_database, database)
-    with contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage:
-        yield storage
+def open_storage(url: str) -> Iterator[Callable[..., Storage]]:
+    """Opens storages, which are closed in the end: of the test's own URL, or of another."""
+    with contextlib.ExitStack() as storages:
+
+        def open_storage(url: str = url, wait_limit: float = PATIENCE) -> Storage:
+            storage = get_storage(url, wait_limit=wait_limit)
+            return storages.enter_context(contextlib.closing(storage))
+
+        yield open_storage
+
+
+@pytest.fixture
+def storage(url: str, new_database: Path, open_storage: Callable[..., Storage]) -> Storage:
+    """A storage; if it is on SQLite, its database is there."""
+    if url.startswith("sqlite:"):
+        shutil.copy(new_database, url.removeprefix("sqlite:///"))
+    return open_storage()
 
 
 @pytest.fixture
 def client(storage: Storage) -> TestApp:
+    """A client of the application on that storage, which sends the token."""
     client = TestApp(create_app(storage, [TOKEN]))
     client.authorization = ("Bearer", TOKEN)
     return client
 
 
 @pytest.fixture
-def stored(database: Path) -> Callable[[], list[tuple[int, str, str | None]]]:
+def stored(url: str) -> Callable[[], list[Row]]:
     """Reads the rows of the table, in the order of id, past the service."""
-
-    def read() -> list[tuple[int, str, str | None]]:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as file:
-            return file.execute(ROWS).fetchall()
-
-    return read
-
-
-def names_in(file: Path) -> set[tuple[int, str]]:
-    """Ids and names of the plants in a SQLite file that is as it should be."""
-    with contextlib.closing(sqlite3.connect(file)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return set(connection.execute("SELECT id, name FROM plants"))
+    return lambda: read_rows(url)
 
 
 @pytest.fixture
 def taken_away(database: Path) -> Callable[[], AbstractContextManager[None]]:
-    """Takes the table away for a while."""
+    """Takes the SQLite file away for a while."""
 
     @contextlib.contextmanager
     def take_away() -> Iterator[None]:
@@ -108,24 +100,36 @@ def taken_away(database: Path) -> Callable[[], AbstractContextManager[None]]:
     return take_away
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for tests that only send requests; each stores plants of its own."""
-    with running(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
+    """The server of all tests that leave it as it was: each stores plants of its own."""
+    with Server(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Another server for all tests, whose limits are short."""
+    folder = tmp_path_factory.mktemp("short")
+    with Server(folder, SHORT, "--keep-alive=1", WEB_CONCURRENCY="1") as server:
         yield server
 
 
 @pytest.fixture
 def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
     """Starts gunicorn as the README does, on a free port and with a database of its own."""
-    servers: list[Server] = []
+    with contextlib.ExitStack() as servers:
 
-    def start(*arguments: str, **options: Any) -> Server:
-        servers.append(Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options}))
-        return servers[-1]
+        def start(*arguments: str, **options: Any) -> Server:
+            server = Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options})
+            return servers.enter_context(server)
 
-    yield start
-    for server in servers:
-        server.kill()
-    for server in servers:
-        assert server.may_fail or "Traceback" not in server.err, server.err
+        yield start
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, socket.socket]]:
+    """The URL of a database server that accepts connections and says nothing; its listener."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE)
+        yield f"postgresql://127.0.0.1:{listener.getsockname()[1]}/plants", listener

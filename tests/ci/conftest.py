@@ -1,14 +1,13 @@
-"""What these tests share beyond what all do: PostgreSQL, and syncs that fail."""
+"""What these tests share beyond what all do: PostgreSQL, a disk, and syncs that fail."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from tests.conftest import ROWS
+from tests.support.disk import Disk
 from tests.support.postgresql import PostgreSQL, running_postgresql
 from tests.support.server import ROOT
 
@@ -21,26 +20,22 @@ def hypothesis_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
-    """A PostgreSQL server for all tests."""
+    """A PostgreSQL server for all tests that leave it as it was."""
     with running_postgresql("fsync=off") as server:
         yield server
 
 
 @pytest.fixture
 def postgresql_url(postgresql: PostgreSQL) -> str:
-    """The URL of a database without a table: what `url` is for the tests of PostgreSQL."""
-    return postgresql.new_schema()
+    """The URL of a database without a table."""
+    return postgresql.new_url()
 
 
 @pytest.fixture
-def postgresql_stored(postgresql_url: str) -> Callable[[], list[tuple[int, str, str | None]]]:
-    """Reads the rows of the table, as `stored` does."""
-
-    def read() -> list[tuple[int, str, str | None]]:
-        with psycopg.connect(postgresql_url) as connection:
-            return connection.execute(ROWS).fetchall()
-
-    return read
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """A small disk, mounted at its `root`."""
+    with Disk(tmp_path) as disk:
+        yield disk
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Locks that keep the service from writing."""
+"""Locks that keep the service from writing to its SQLite file."""
 
 import contextlib
 import fcntl
@@ -19,18 +19,9 @@ def lock_held(database: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def can_lock(lock: int) -> bool:
-    """Whether a lock is free; it is taken then."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextlib.contextmanager
 def locked(database: Path) -> Iterator[None]:
-    """Another program keeps the service from storing anything."""
+    """Be another program that keeps the service from storing anything."""
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
         lock.execute("BEGIN IMMEDIATE")
         yield

@@ -1,42 +1,45 @@
-"""A PostgreSQL server of the tests' own, started from the programs that are installed."""
+"""PostgreSQL servers of the tests' own, started from the programs that are installed."""
 
 import contextlib
-import glob
 import itertools
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
 from tests.support.server import PATIENCE, wait_until
 
-FOLDERS = [  # where they are when they are not on the PATH
-    *sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True),  # Debian, Ubuntu
-    *sorted(glob.glob("/usr/pgsql-*/bin"), reverse=True),  # Red Hat
-]
+PROGRAMS = os.pathsep.join(
+    [
+        os.environ["PATH"],
+        "/usr/sbin",
+        *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)),
+    ]
+)
 USER = "postgres"  # who runs them where the tests are run by root, whom they refuse
+OWNER: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": []} if not os.getuid() else {}
 
 
 def program(name: str) -> str:
-    """Return the path of one of PostgreSQL's programs; skip the test where it is not installed."""
-    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(FOLDERS))
-    if not found:
-        pytest.skip(f"PostgreSQL's program {name} is not installed")
+    """The path of a program."""
+    found = shutil.which(name, path=PROGRAMS)
+    assert found, f"{name} is not installed"
     return found
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Return the ids of the processes that work in a folder, as all of a server do in its own."""
+    """The ids of the processes that work in a folder, as all of a server do in its own."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended
             if (process / "cwd").readlink().is_relative_to(folder):
                 found.append(int(process.name))
     return found
@@ -45,37 +48,32 @@ def processes_in(folder: Path) -> list[int]:
 class PostgreSQL:
     """A server with a folder of its own, that listens on a Unix socket there."""
 
-    def __init__(self) -> None:
+    def __init__(self, primary: "PostgreSQL | None" = None) -> None:
+        """Make a new one, or a standby of a primary."""
         self.folder = Path(tempfile.mkdtemp(prefix="plants-"))  # a socket's path must not be long
         self._data, self.log = self.folder / "data", self.folder / "log"
-        self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count()
-        self._owner = {"user": USER, "group": USER, "extra_groups": []} if not os.getuid() else {}
-        if self._owner:
+        if OWNER:
             shutil.chown(self.folder, USER, USER)
-
-    def create(self) -> None:
-        self._run("initdb", "-U", USER, "-A", "trust", "-N", "--encoding=UTF8", "--locale=C")
-
-    def copy(self, primary: "PostgreSQL") -> None:
-        source = ["-h", str(primary.folder), "-U", USER, "--write-recovery-conf"]
-        self._run("pg_basebackup", *source, "--checkpoint=fast", "--no-sync")
+        if primary:
+            source = ["-h", str(primary.folder), "-U", USER, "--write-recovery-conf"]
+            self._run("pg_basebackup", *source, "--checkpoint=fast", "--no-sync")
+        else:
+            self._run("initdb", "-U", USER, "-A", "trust", "-N", "--encoding=UTF8", "--locale=C")
 
     def _run(self, name: str, *arguments: str) -> None:
-        subprocess.run(
-            [program(name), "-D", self._data, *arguments],
-            check=True, stdout=subprocess.DEVNULL, cwd=self.folder, timeout=PATIENCE, **self._owner,
-        )  # fmt: skip
+        command = [program(name), "-D", self._data, *arguments]
+        options = {"cwd": self.folder, "stdout": subprocess.DEVNULL, **OWNER}
+        subprocess.run(command, check=True, timeout=PATIENCE, **options)
 
     def start(self, *settings: str) -> None:
         """Start, and wait until it takes connections; `settings` are like "fsync=off"."""
         all_settings = ["listen_addresses=", f"unix_socket_directories={self.folder}", *settings]
-        options = [option for setting in all_settings for option in ("-c", setting)]
+        command = [program("postgres"), "-D", self._data]
+        command += [option for setting in all_settings for option in ("-c", setting)]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [program("postgres"), "-D", self._data, *options],
-                stdout=log, stderr=log, cwd=self.folder, start_new_session=True, **self._owner,
-            )  # fmt: skip
+            options = {"cwd": self.folder, "stdout": log, "stderr": log, **OWNER}
+            self._process = subprocess.Popen(command, start_new_session=True, **options)
         wait_until(self._answers)
 
     def _answers(self) -> bool:
@@ -85,62 +83,104 @@ class PostgreSQL:
         return False
 
     def url(self, database: str = "postgres") -> str:
+        """The URL of one of its databases."""
         return f"postgresql:///{database}?host={self.folder}&user={USER}"
 
+    def new_url(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test{next(self._names)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Execute statements; return the rows of the last one, if it has any."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def new_schema(self) -> str:
-        """Make an empty schema, which is faster made than a database.
+    def set_synchronous(self, standbys: str) -> None:
+        """Let commits wait for these standbys from now on: "*" for any, "" for none."""
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standbys}'")
+        self.execute("SELECT pg_reload_conf()")
+        show = "SHOW synchronous_standby_names"
+        wait_until(lambda: self.execute(show) == [(standbys,)])
 
-        Return its URL, which gives connections the application_name that the schema has.
-        """
-        name = f"test{next(self._names)}"
-        self.execute(f"CREATE SCHEMA {name}")
-        return f"{self.url()}&application_name={name}&options=-csearch_path%3D{name}"
-
-    def stop(self, how: str = "SIGINT") -> None:
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop it: SIGINT ends connections, SIGQUIT is a crash of all its processes."""
-        self._process.send_signal(signal.Signals[how])
+        self._process.send_signal(how)
         self._process.wait(PATIENCE)
 
-    def signal(self, name: str) -> None:
+    def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes: each has a process group of its own."""
         self._process.send_signal(signal.SIGSTOP)  # so that there are no new ones meanwhile
         for pid in processes_in(self.folder):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.Signals[name])
+                os.kill(pid, number)
 
     def kill(self) -> None:
-        self.signal("SIGKILL")
+        """Kill -9 all its processes, in whatever state they are."""
+        self.signal(signal.SIGKILL)
         self._process.wait(PATIENCE)
-
-    def remove(self) -> None:
-        """Leave nothing behind, in whatever state it is."""
-        wait_until(self._kill_all)
-        if self._process:
-            self._process.wait(PATIENCE)
-        shutil.rmtree(self.folder)
-
-    def _kill_all(self) -> bool:
-        for pid in processes_in(self.folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return not processes_in(self.folder)
 
 
 @contextlib.contextmanager
 def running_postgresql(*settings: str, primary: PostgreSQL | None = None) -> Iterator[PostgreSQL]:
     """A server, or a standby of a `primary`, with `settings`; nothing of it is left in the end."""
-    server = PostgreSQL()
+    server = PostgreSQL(primary)
     try:
-        if primary:
-            server.copy(primary)
-        else:
-            server.create()
         server.start(*settings)
         yield server
     finally:
-        server.remove()
+        server.kill()
+        wait_until(lambda: not processes_in(server.folder))
+        shutil.rmtree(server.folder)
+
+
+@contextlib.contextmanager
+def running_pooler(server: PostgreSQL, mode: str, database: str) -> Iterator[str]:
+    """The URL of a PgBouncer in front of a database, in the mode "session" or "transaction"."""
+    folder = Path(tempfile.mkdtemp(prefix="plants-", dir=server.folder))
+    (folder / "settings").write_text(
+        f"[databases]\n{database} = host={server.folder}\n"
+        f"[pgbouncer]\npool_mode = {mode}\nunix_socket_dir = {folder}\nauth_type = any\n"
+        "listen_addr =\nlisten_port = 6432\nserver_lifetime = 1\ndefault_pool_size = 4\n"
+    )
+    if OWNER:
+        shutil.chown(folder, USER)
+    with (folder / "log").open("wb") as log:
+        command = [program("pgbouncer"), folder / "settings"]
+        pooler = subprocess.Popen(command, stderr=log, cwd=folder, **OWNER)
+    try:
+        wait_until((folder / ".s.PGSQL.6432").exists)
+        yield f"postgresql:///{database}?host={folder}&port=6432"
+    finally:
+        pooler.kill()
+        pooler.wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def hanging_server() -> Iterator[tuple[str, Callable[[], socket.socket]]]:
+    """The URL of a server that lets anybody in and answers no statement; accepts a connection."""
+    said = {
+        "server_encoding": "UTF8",
+        "client_encoding": "UTF8",
+        "server_version": "15.0",
+        "in_hot_standby": "off",
+        "default_transaction_read_only": "off",
+    }
+    welcome = b"R" + struct.pack("!II", 8, 0)  # the user is who it says
+    for name, value in said.items():
+        text = f"{name}\0{value}\0".encode()
+        welcome += b"S" + struct.pack("!I", 4 + len(text)) + text
+    welcome += b"K" + struct.pack("!III", 12, 1, 1) + b"Z" + struct.pack("!Ic", 5, b"I")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+
+        def accept() -> socket.socket:
+            connection = server.accept()[0]
+            connection.recv(2**16)
+            connection.sendall(welcome)
+            return connection
+
+        port = server.getsockname()[1]
+        yield f"postgresql://127.0.0.1:{port}/plants?sslmode=disable&gssencmode=disable", accept

@@ -1,26 +1,21 @@
-"""A gunicorn that runs the service in processes of its own."""
+"""The service as it runs: a gunicorn with its workers, and what a client does with it."""
 
 import contextlib
 import functools
 import http.client
-import itertools
 import json
 import os
-import random
 import re
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine import Unavailable
+from tests.support.rows import Row, read_rows
 
 ROOT = Path(__file__).parent.parent.parent
 GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
@@ -28,6 +23,9 @@ HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
+QUICK, SHORT, PATIENT = (  # see workers.py
+    f"--worker-class=tests.support.workers.{name}" for name in ("Quick", "Short", "Patient")
+)
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
@@ -35,20 +33,38 @@ def wait_until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + PATIENCE
     while not (result := condition()):
         assert time.monotonic() < deadline, f"waited {PATIENCE} s in vain"
-        time.sleep(0.01)
+        time.sleep(0.005)
     return result
 
 
-def succeeds(call: Callable[[], None]) -> bool:
-    """Return whether a call finds the storage available."""
-    with contextlib.suppress(Unavailable):
-        call()
-        return True
-    return False
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def receive(connection: socket.socket) -> bytes:
+    """All that comes until the other side has ended."""
+    return b"".join(iter(lambda: connection.recv(2**16), b""))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process with this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]  # by their names in lower case
+    body: Any  # None, or what the JSON says
 
 
 class Server:
-    """A running master and its workers, with their output and what a client does with them."""
+    """A master and its workers, with their output. A `with` block ends it, without mercy."""
 
     def __init__(
         self,
@@ -82,6 +98,13 @@ class Server:
                 start_new_session=True,
             )
 
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.kill()
+        assert kind or self.may_fail or "Traceback" not in self.err, self.err
+
     @property
     def out(self) -> str:
         """What was written to standard output so far: the access log."""
@@ -89,10 +112,17 @@ class Server:
 
     @property
     def err(self) -> str:
+        """What was written to standard error so far: gunicorn's log."""
         return self.files[1].read_text()
+
+    def log_line(self, request_id: str) -> str:
+        """The line of the access log for the request with this X-Request-ID, once it is there."""
+        return wait_until(lambda: re.search(rf"(?m)^.* {request_id}\b.*$", self.out))[0]
 
     @functools.cached_property
     def port(self) -> int:
+        """The port, once it listens there."""
+
         def look() -> Any:
             assert self.process.poll() is None, self.err
             return re.search(r"Listening at: https?://[\d.]+:(\d+)", self.err)
@@ -110,6 +140,7 @@ class Server:
         return wait_until(look)
 
     def connect(self) -> socket.socket:
+        """A new connection to it."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def send(self, data: bytes, ends: bool = False) -> bytes:
@@ -122,15 +153,14 @@ class Server:
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, dict[str, str], Any]:
+    ) -> Answer:
+        """Send a request on a connection of its own; return its answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        try:
+        with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers or {}))
             answer = connection.getresponse()
             names = {name.lower(): value for name, value in answer.getheaders()}
-            return answer.status, names, json.loads(answer.read() or "null")
-        finally:
-            connection.close()
+            return Answer(answer.status, names, json.loads(answer.read() or "null"))
 
     def post(self, plant: Any, token: str = TOKEN) -> tuple[int, Any]:
         """Post a plant; return the status and the JSON body."""
@@ -138,14 +168,16 @@ class Server:
         status, _, answer = self.request("POST", "/plants", json.dumps(plant), headers)
         return status, answer
 
-    def stored(self, number: int) -> tuple[int, str, str | None] | None:
-        """The row of a plant in the SQLite file, read past the service; None if there is none."""
-        path = self.url.removeprefix("sqlite:///")
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
-            select = "SELECT id, name, tag FROM plants WHERE id = ?"
-            return file.execute(select, [number]).fetchone()
+    def health(self) -> int:
+        """The status of a health check."""
+        return self.request("GET", "/healthz").status
+
+    def stored(self) -> list[Row]:
+        """All rows of its table, read past the service."""
+        return read_rows(self.url)
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the master alone."""
         os.kill(self.process.pid, number)
 
     def reload(self) -> None:
@@ -156,114 +188,16 @@ class Server:
         wait_until(lambda: not any(map(is_alive, before)))
 
     def wait(self) -> int:
+        """The exit status, once the master has ended."""
         return self.process.wait(PATIENCE)
+
+    def stop(self) -> int:
+        """Send SIGTERM to the master; return its exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
 
     def kill(self) -> None:
         """Kill -9 the master and all workers at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
-
-
-@contextlib.contextmanager
-def running(folder: Path, *arguments: str, **environment: str | None) -> Iterator[Server]:
-    """A server for several tests, whose SQLite file is in `folder`."""
-    server = Server(folder, *arguments, **environment)
-    try:
-        yield server
-    finally:
-        server.kill()
-    assert "Traceback" not in server.err, server.err
-
-
-class Writers:
-    """Clients that post plants at the same time, each again and again until it gets its 200."""
-
-    def __init__(self, port: int, first: int = 0, count: int = 8) -> None:
-        """`first` is the lowest id, `count` the number of clients."""
-        self.sent: dict[int, str] = {}  # names by id
-        self.acknowledged: dict[int, str] = {}  # those of them that were answered with 200
-        self.answers: Counter[int] = Counter()  # by status
-        self.failures: Counter[type[Exception]] = Counter()  # of connections
-        self._numbers = itertools.count(first)
-        self.port, self.end = port, threading.Event()
-        self._threads = [threading.Thread(target=self.write) for _ in range(count)]
-
-    def __enter__(self) -> "Writers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end.set()
-        for thread in self._threads:
-            thread.join(PATIENCE)
-
-    def goes_on(self, count: int = 100) -> bool:
-        """Wait until `count` more plants were acknowledged."""
-        goal = len(self.acknowledged) + count
-        return bool(wait_until(lambda: len(self.acknowledged) >= goal))
-
-    def write(self) -> None:
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        with contextlib.closing(client):
-            for number in self._numbers:
-                name = self.sent[number] = f"{random.random()}"
-                while number not in self.acknowledged:
-                    if self.end.is_set():
-                        return
-                    if self.post(client, {"id": number, "name": name}) == 200:
-                        self.acknowledged[number] = name
-                self.afterwards(client, number)
-
-    def post(self, client: http.client.HTTPConnection, plant: Mapping[str, Any]) -> int:
-        """Post a plant; return the status of the answer, or 0 if there was none."""
-        headers = {**HEADERS, "X-Request-ID": f"{plant['id']}"}
-        try:
-            client.request("POST", "/plants", json.dumps(plant), headers)
-            answer = client.getresponse()
-            answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.failures[type(error)] += 1
-            client.close()
-            time.sleep(0.01)
-            return 0
-        self.answers[answer.status] += 1
-        return answer.status
-
-    def afterwards(self, client: http.client.HTTPConnection, number: int) -> None:
-        """What a client does after each plant of its own."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
-def receive(connection: socket.socket) -> bytes:
-    """All that comes until the other side has ended."""
-    return b"".join(iter(lambda: connection.recv(2**16), b""))
-
-
-class Usage(NamedTuple):
-    threads: int
-    descriptors: int
-    memory: float  # MiB, with its share of what it has in common with others (PSS)
-    cpu_time: float  # seconds
-
-
-def usage(pid: int | str) -> Usage:
-    process = Path(f"/proc/{pid}")
-    memory = re.search(r"(?m)^Pss: +(\d+) kB", (process / "smaps_rollup").read_text())[1]
-    threads, descriptors = (len(list((process / name).iterdir())) for name in ("task", "fd"))
-    ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
-    cpu_time = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-    return Usage(threads, descriptors, int(memory) / 1024, cpu_time)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,63 +1,55 @@
 """Classes for gunicorn's --worker-class and --logger-class: with other limits, or with faults."""
 
-import time
 from typing import Any, NoReturn
 
-from worker import AccessLogger, Worker
+from access_log import AccessLogger
+from worker import Worker
 
 
-class Short(Worker):
+class Quick(Worker):
+    """Looks at its connections often, and so ends soon; has the usual limits."""
+
+    check_interval = 0.05
+    exit_delay = 0.05
+
+
+class Short(Quick):
     """Has limits that a test can wait for."""
 
-    request_limit = 0.5
+    receive_limit = 0.5
+    send_limit = 0.5
     linger_limit = 0.3
-    exit_delay = 0.1
 
 
-class Patient(Worker):
+class Patient(Quick):
     """Has limits that no test waits for."""
 
-    request_limit = 600.0
+    receive_limit = 600.0
+    send_limit = 600.0
     linger_limit = 600.0
+    exit_limits = (600.0, 600.0)
+
+
+class Late(Quick):
+    """Goes on for long after SIGTERM, as where the master is the last to get it."""
+
     exit_delay = 600.0
 
 
-class Lenient(Worker):
-    """Gives a request more time than a test has."""
-
-    request_limit = 600.0
-
-
-class Hasty(Worker):
-    """Hardly waits for its last answer to be read."""
-
-    linger_limit = 0.1
-
-
-class Late(Worker):
-    """Goes on for long after SIGTERM, as where the master is the last to get it."""
-
-    exit_delay = 4.0
-
-
-class Starting(Worker):
-    def init_process(self) -> None:
-        time.sleep(600)
-
-
 def fail(*_: object, **__: object) -> NoReturn:
+    """Fail, in the place of a method."""
     raise RuntimeError("a fault made by a test")
 
 
 class FailingHandle(Worker):
+    """Fails when it is to serve a connection."""
+
     handle = fail
 
 
-class FailingTimeout(Worker):
-    timeout_ctx = fail
-
-
 class FailingRequest(Worker):
+    """Fails when it is to answer a request."""
+
     handle_request = fail
 
 
