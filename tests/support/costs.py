@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable
 
 from app import BODY_LIMIT
-from schemas import InvalidPlant, parse_new_plant
+from plant import InvalidPlant, parse_new_plant
 
 REPEATS = 5  # of which the quickest counts
-ITEMS = ["1", "1.5", "1e9", "1" * 4300, "null", "[]", "{}", '{"a": 1}', '""', '"\\ud83c\\udf35"']
+ITEMS = ["1", "1e9", "1" * 4300, "null", "[]", '{"a": 1}', '""', '"\\ud83c\\udf35"']
 DEEP = "[" * 900 + "]" * 900  # what every parser takes
 LISTS = {
     "alone": "[%s]",
     "as an id": '{"id": [%s], "name": "n"}',
-    "ignored": '{"id": 7, "name": "n", "x": [%s]}',
     "ignored, beside an escape": '{"id": 7, "name": "\\u0041", "x": [%s]}',
 }
 
@@ -31,28 +30,24 @@ def fill(form: str, item: str) -> bytes:
 
 KINDS = {
     **{f"{item:.9} {where}": fill(form, item) for where, form in LISTS.items() for item in ITEMS},
-    "nested lists": b"[" * 9000 + b"]" * 9000,
+    "brackets": b"[" * (BODY_LIMIT // 2) + b"]" * (BODY_LIMIT // 2),
     "nested lists as each member": b'{"id": %b, "name": %b, "tag": %b}' % ((DEEP.encode(),) * 3),
     "many nested lists": fill(LISTS["as an id"], DEEP),
-    "brackets": b"[" * (BODY_LIMIT // 2) + b"]" * (BODY_LIMIT // 2),
     "members": fill("{%s}", '"#":1'),
     "members as an id": fill('{"id": {%s}}', '"#":1'),
-    "members beside an escape": fill('{"id": 7, "name": "\\u0041", %s}', '"#":[]'),
-    "members, half a character": fill('{"id": 7, "name": "\\ud800", %s}', '"#":[]'),
     "members with half a character": fill('{"id": 7, "name": "n", %s}', '"#\\ud800":[]'),
     "members, one twice": fill('{"id": 7, "id": 8, %s}', '"#":1'),
     "objects with a name twice": fill("[%s]", '{"a":1,"a":2}'),
-    "a long name": fill('{"id": 7, "name": "%s"}', "x"),
     "a long name with NUL": fill('{"id": 7, "name": "%s"}', "\\u0000"),
     "a long text as an id": fill('{"id": "%s", "name": "n"}', "\U0001f335\x7f"),
     "a long number": b'{"id": 1%b}' % (b"0" * (BODY_LIMIT - 9)),
     "a long fraction": b'{"id": 1.%b}' % (b"0" * (BODY_LIMIT - 10)),
     "lines": b"\n" * BODY_LIMIT,
-    "no JSON at the end": fill("[%s", "1"),
 }
 
 
 def cpu_time(call: Callable[[], object]) -> float:
+    """The seconds that a call takes of the processor."""
     start = time.process_time()
     with contextlib.suppress(InvalidPlant):
         call()

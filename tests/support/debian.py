@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 CACHE = Path("/var/cache/plants-ci")
@@ -13,57 +12,35 @@ MAX_AGE = 7 * 24 * 3600  # seconds
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 PIP = {"PIP_INDEX_URL": "index_url", "PIP_DEFAULT_TIMEOUT": "timeout", "https_proxy": "proxy"}
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
+ENVIRONMENT |= {name: os.environ[name] for name in ("http_proxy",) if name in os.environ}
 
 
-def make_system(release: str) -> Path:
-    """Return an archive of a fresh system; it is kept for a week, since it takes a minute."""
+def make_machine(folder: Path, release: str, commands: str = "true") -> None:
+    """Make a system with Python in which shell commands were run, and pip finds its registry.
 
-    def bootstrap(folder: Path) -> None:
-        targets = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
-        mirror = subprocess.check_output([*targets, "Origin: Debian"], text=True).split()[0]
-        command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv"]
-        command += [release, folder, mirror, "sid"]  # the script for all that are newer than it
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-    return make_archive(release, time.time() - MAX_AGE, bootstrap)
-
-
-def make_system_with(commands: str) -> Path:
-    """Return an archive of a system in which these were run; it is kept for as long as its base."""
-    base = make_system("bookworm")
-
-    def install(folder: Path) -> None:
-        unpack(base, folder)
-        proxies = {name: os.environ[name] for name in ("http_proxy",) if name in os.environ}
-        script = f"apt-get update -qq\n{commands}\napt-get clean"
-        subprocess.run(
-            ["chroot", folder, "sh", "-euc", script],
-            check=True, stdout=subprocess.DEVNULL, env={**ENVIRONMENT, **proxies},
-        )  # fmt: skip
-
-    name = hashlib.sha256(commands.encode()).hexdigest()[:16]
-    return make_archive(name, base.stat().st_mtime, install)
-
-
-def make_archive(name: str, oldest: float, fill: Callable[[Path], None]) -> Path:
-    """Return an archive of the folder that `fill` makes, or one from before if it is not older."""
+    It is copied from an archive of the last week if there is one, since it takes a minute.
+    """
     CACHE.mkdir(exist_ok=True)
-    archive, new = CACHE / f"{name}.tar", CACHE / f"{name}.new"
-    if not archive.exists() or archive.stat().st_mtime < oldest:
-        subprocess.run(["rm", "-rf", new], check=True)
-        fill(new)
-        subprocess.run(["tar", "-C", new, "-cf", f"{archive}.new", "."], check=True)
+    name = hashlib.sha256(f"{release} {commands}".encode()).hexdigest()[:16]
+    archive = CACHE / f"{name}.tar"
+    folder.mkdir(mode=0o755)
+    if archive.exists() and archive.stat().st_mtime > time.time() - MAX_AGE:
+        subprocess.run(["tar", "-C", folder, "-xf", archive], check=True)
+    else:
+        _bootstrap(folder, release, commands)
+        subprocess.run(["tar", "-C", folder, "-cf", f"{archive}.new", "."], check=True)
         os.rename(f"{archive}.new", archive)
-        subprocess.run(["rm", "-rf", new], check=True)
-    return archive
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Make a system from its archive, with what pip here needs to reach a registry."""
-    folder.mkdir()
-    folder.chmod(0o755)
-    subprocess.run(["tar", "-C", folder, "-xf", archive], check=True)
     shutil.copy(os.environ.get("PIP_CERT", f"/{CERTIFICATES}"), folder / CERTIFICATES)
     settings = [f"{PIP[name]} = {os.environ[name]}\n" for name in PIP if name in os.environ]
     lines = ["[global]\n", f"cert = /{CERTIFICATES}\n", *settings]
     (folder / "etc/pip.conf").write_text("".join(lines))
+
+
+def _bootstrap(folder: Path, release: str, commands: str) -> None:
+    targets = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
+    mirror = subprocess.check_output([*targets, "Origin: Debian"], text=True).split()[0]
+    command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv"]
+    command += [release, folder, mirror, "sid"]  # the script for all that are newer than it
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    script = ["chroot", folder, "sh", "-euc", f"apt-get update -qq\n{commands}\napt-get clean"]
+    subprocess.run(script, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)

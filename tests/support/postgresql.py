@@ -1,6 +1,7 @@
 """PostgreSQL servers of the tests' own, started from the programs that are installed."""
 
 import contextlib
+import glob
 import itertools
 import os
 import shutil
@@ -17,20 +18,14 @@ import psycopg
 
 from tests.support.server import PATIENCE, wait_until
 
-PROGRAMS = os.pathsep.join(
-    [
-        os.environ["PATH"],
-        "/usr/sbin",
-        *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)),
-    ]
-)
+FOLDERS = ["/usr/bin", "/usr/sbin", *sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)]
 USER = "postgres"  # who runs them where the tests are run by root, whom they refuse
 OWNER: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": []} if not os.getuid() else {}
 
 
 def program(name: str) -> str:
     """The path of a program."""
-    found = shutil.which(name, path=PROGRAMS)
+    found = shutil.which(name, path=os.pathsep.join(FOLDERS))
     assert found, f"{name} is not installed"
     return found
 
@@ -137,12 +132,14 @@ def running_postgresql(*settings: str, primary: PostgreSQL | None = None) -> Ite
 
 
 @contextlib.contextmanager
-def running_pooler(server: PostgreSQL, mode: str, database: str) -> Iterator[str]:
-    """The URL of a PgBouncer in front of a database, in the mode "session" or "transaction"."""
-    folder = Path(tempfile.mkdtemp(prefix="plants-", dir=server.folder))
+def running_pooler(server: PostgreSQL, mode: str, database: str, role: str) -> Iterator[str]:
+    """The URL of a PgBouncer for a role, in the mode "session" or "transaction"."""
+    folder = Path(tempfile.mkdtemp(prefix="pooler-", dir=server.folder))
+    (folder / "users").write_text(f'"{role}" ""\n')
     (folder / "settings").write_text(
         f"[databases]\n{database} = host={server.folder}\n"
-        f"[pgbouncer]\npool_mode = {mode}\nunix_socket_dir = {folder}\nauth_type = any\n"
+        f"[pgbouncer]\npool_mode = {mode}\nunix_socket_dir = {folder}\n"
+        f"auth_type = trust\nauth_file = {folder}/users\n"
         "listen_addr =\nlisten_port = 6432\nserver_lifetime = 1\ndefault_pool_size = 4\n"
     )
     if OWNER:
@@ -152,7 +149,7 @@ def running_pooler(server: PostgreSQL, mode: str, database: str) -> Iterator[str
         pooler = subprocess.Popen(command, stderr=log, cwd=folder, **OWNER)
     try:
         wait_until((folder / ".s.PGSQL.6432").exists)
-        yield f"postgresql:///{database}?host={folder}&port=6432"
+        yield f"postgresql:///{database}?host={folder}&port=6432&user={role}"
     finally:
         pooler.kill()
         pooler.wait(PATIENCE)
@@ -161,14 +158,9 @@ def running_pooler(server: PostgreSQL, mode: str, database: str) -> Iterator[str
 @contextlib.contextmanager
 def hanging_server() -> Iterator[tuple[str, Callable[[], socket.socket]]]:
     """The URL of a server that lets anybody in and answers no statement; accepts a connection."""
-    said = {
-        "server_encoding": "UTF8",
-        "client_encoding": "UTF8",
-        "server_version": "15.0",
-        "in_hot_standby": "off",
-        "default_transaction_read_only": "off",
-    }
     welcome = b"R" + struct.pack("!II", 8, 0)  # the user is who it says
+    said = {"server_encoding": "UTF8", "server_version": "15.0"}
+    said |= {"in_hot_standby": "off", "default_transaction_read_only": "off"}
     for name, value in said.items():
         text = f"{name}\0{value}\0".encode()
         welcome += b"S" + struct.pack("!I", 4 + len(text)) + text

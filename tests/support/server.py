@@ -172,9 +172,9 @@ class Server:
         """The status of a health check."""
         return self.request("GET", "/healthz").status
 
-    def stored(self) -> list[Row]:
-        """All rows of its table, read past the service."""
-        return read_rows(self.url)
+    def stored(self, number: int) -> Row | None:
+        """The row of a plant in its table, read past the service; None if there is none."""
+        return next((row for row in read_rows(self.url) if row[0] == number), None)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the master alone."""
