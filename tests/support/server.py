@@ -22,6 +22,7 @@ GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
 HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")  # of gunicorn, when all is well
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
 QUICK, SHORT, PATIENT = (  # see workers.py
     f"--worker-class=tests.support.workers.{name}" for name in ("Quick", "Short", "Patient")
@@ -201,3 +202,12 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
+
+
+def stops_in_one_line(server: Server, words: str) -> None:
+    """Assert that a start fails with one line beside those of a log, which matches `words`."""
+    assert server.wait() != 0
+    said = LOG_LINE.sub("", server.err).strip()
+    assert len(said.splitlines()) == 1, server.err
+    assert re.search(words, said, re.IGNORECASE), said
+    assert "Booting worker" not in server.err
