@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from urllib.parse import unquote
 
 import gevent
@@ -35,16 +34,8 @@ def get_app() -> App:
     """Return the application that the environment describes. Raises NeedsOperator."""
     storage = get_storage(os.environ.get("DATABASE_URL", DEFAULT_URL))
     app = create_app(storage, read_tokens())
-    threading.Thread(target=open_early, args=[storage], daemon=True).start()
+    storage.open_soon()
     return app
-
-
-def open_early(storage: Storage) -> None:
-    """Open the database, so that the first request is not the one that finds out that it can't."""
-    try:
-        storage.check(WAIT_LIMIT)
-    except Unavailable as error:
-        log.warning("the database is not available: %s", error)
 
 
 def get_storage(url: str, wait_limit: float = WAIT_LIMIT) -> Storage:

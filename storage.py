@@ -16,6 +16,7 @@ from plant import Plant
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_INTERVAL = 1.0  # seconds after a health check in which others need no write of their own
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
+BUSY = Unavailable("the storage is busy or hangs")
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +24,7 @@ class Entry:
     """A plant in the queue, or None for a health check."""
 
     plant: Plant | None
-    outcome: Exception | None = field(  # None is a success
-        default_factory=lambda: Unavailable("the storage is busy or hangs")
-    )
+    outcome: Exception | None = BUSY  # None is a success
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -56,6 +55,11 @@ class Storage:
         self._checked_at = self._stored_at = -CHECK_INTERVAL  # by time.monotonic()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
+
+    def open_soon(self) -> None:
+        """Let the writer open the database, so that the first request need not wait for it."""
+        self._queue.append(Entry(None))
+        self._wake_up.set()
 
     def add(self, plant: Plant) -> None:
         """Store `plant`, or make sure that it is stored already; either is durable on return.
@@ -166,13 +170,10 @@ class Storage:
         except Exception as error:
             return [error] * len(plants)
         deadline = deadline or time.monotonic() + self._wait_limit / 2
-        outcomes, middle = list[Exception | None](), len(plants) // 2
-        for half in (plants[:middle], plants[middle:]):
-            if time.monotonic() > deadline:
-                outcomes += [Unavailable("other plants of its batch took too long")] * len(half)
-            else:
-                outcomes += self._store(half, deadline)
-        return outcomes
+        if time.monotonic() > deadline:
+            return [Unavailable("other plants of its batch took too long")] * len(plants)
+        middle = len(plants) // 2
+        return self._store(plants[:middle], deadline) + self._store(plants[middle:], deadline)
 
 
 def _compare(plant: Plant, stored: Mapping[int, Plant]) -> Exception | None:

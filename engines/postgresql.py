@@ -22,15 +22,11 @@ LOCK_TIMEOUT, PART_TIMEOUT = "100ms", "1ms"  # for which a batch, or a part, wai
 COLUMNS = ", ".join(Plant._fields)
 # Each name has its schema, as whoever may create functions, operators or types in a schema of the
 # search path could put others in their place: of all that match, PostgreSQL takes the best.
-TYPES = {
-    "id": "pg_catalog.int8 NOT NULL",
-    "name": "pg_catalog.text NOT NULL",
-    "tag": "pg_catalog.text",
-}
-DEFINITIONS = ", ".join(f"{name} {TYPES[name]}" for name in Plant._fields)
-SCHEMA = f"CREATE TABLE plants ({DEFINITIONS}, PRIMARY KEY (id))"
+TYPES = {"id": "pg_catalog.int8", "name": "pg_catalog.text", "tag": "pg_catalog.text"}
+SCHEMA = """CREATE TABLE plants (id pg_catalog.int8 PRIMARY KEY,
+    name pg_catalog.text NOT NULL, tag pg_catalog.text)"""
 MEMBERS = ", ".join(
-    f"(plant OPERATOR(pg_catalog.->>) {number})::{TYPES[name].split()[0]}"
+    f"(plant OPERATOR(pg_catalog.->>) {number})::{TYPES[name]}"
     for number, name in enumerate(Plant._fields)
 )
 # A crash empties an unlogged table, and a view may stand before one.
@@ -71,11 +67,6 @@ class Connection(psycopg.Connection):
     deadline = float("inf")  # of time.monotonic()
     table = ""  # with its schema
     is_replicated = True  # whether all commits have waited for the standbys
-
-    def run(self, text: str, wait: str = LOCK_TIMEOUT, rows: str = "[]") -> psycopg.Cursor[Any]:
-        """Execute a text of those above; `wait` for a row that another transaction has locked."""
-        text = text.format(table=self.table.replace("%", "%%"))
-        return self.execute(text, {"wait": wait, "rows": rows})
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """Wait for the server until the deadline, not `timeout`. Raises OperationalError."""
@@ -178,9 +169,11 @@ class PostgreSQLEngine(Engine):
         """Insert plants; without any, write what proves that this is possible."""
         connection = self._connection = self._connection or self._connect(deadline)
         self._failure, connection.deadline = None, deadline
-        found = map(Plant._make, connection.run(INSERT, wait, json.dumps(plants)))
+        values = {"wait": wait, "rows": json.dumps(plants)}
+        insert = INSERT.format(table=connection.table.replace("%", "%%"))
+        found = map(Plant._make, connection.execute(insert, values))
         if not plants:
-            connection.run(TRY_A_WRITE)
+            connection.execute(TRY_A_WRITE, values)
         if not connection.is_replicated:
             raise psycopg.OperationalError("committed here, but maybe not on the standbys")
         return {plant.id: plant for plant in found}
@@ -190,12 +183,11 @@ class PostgreSQLEngine(Engine):
             connection = Connection.connect(**self._server, autocommit=True, prepare_threshold=None)
         except UnicodeError:
             raise NeedsOperator("DATABASE_URL: no host can have this name") from None
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
             connection.deadline = deadline
             connection.prepare(may_create)
-        except BaseException:
-            connection.close()
-            raise
+            stack.pop_all()
         info = connection.info
         version = info.parameter_status("server_version")
         self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
