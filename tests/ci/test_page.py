@@ -7,548 +7,244 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 
-from schemas import openapi
 from tests.ci.node import node_modules
-from tests.support.server import ROOT, TOKEN, Server, wait_until
-
-CHROMIUM = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture
-def server(serve) -> Server:
-    return serve()
+from tests.support.server import ROOT, TOKEN, wait_until
 
 
 @contextlib.contextmanager
-def chromium(folder: Path, *arguments: str, **preferences: Any) -> Iterator[webdriver.Chrome]:
+def chromium(folder: Path) -> Iterator[webdriver.Chrome]:
+    """A browser that keeps its files in `folder`."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
-    for argument in [*CHROMIUM, *arguments, f"--user-data-dir={folder}/chromium"]:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    options.add_experimental_option("prefs", preferences)
-    browser = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
-    try:
+    flags = "headless no-sandbox disable-gpu no-first-run disable-background-networking"
+    for flag in [*flags.split(), "hide-scrollbars", f"user-data-dir={folder}/chromium"]:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver")) as browser:
         yield browser
-    finally:
-        browser.quit()
+
+
+class Page:
+    """The page in a browser, and what a person does with it."""
+
+    def __init__(self, browser: webdriver.Chrome, port: int) -> None:
+        self.browser, self.run = browser, browser.execute_script
+        browser.get(f"http://127.0.0.1:{port}/")
+        wait_until(lambda: self.text("#columns") or self.text("#unavailable"))
+
+    def show(self, width: int, height: int, scheme: str) -> None:
+        """Make the screen so many CSS pixels large, in a scheme of colours."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def fill(self, **values: str) -> None:
+        """Type values into fields."""
+        for name, value in values.items():
+            field = self.browser.find_element(By.NAME, name)
+            field.clear()
+            field.send_keys(value)
+
+    def send(self, expected: str, token: str = TOKEN, **values: str) -> str:
+        """Fill in the form and press Send; return the answer, once it is the expected one."""
+        self.fill(token=token, **values)
+        self.run("document.getElementById('answer').replaceChildren()")
+        self.browser.find_element(By.ID, "send").click()
+        wait_until(lambda: self.text("#answer .status").startswith(expected))
+        return self.text("#answer")
+
+    def text(self, selector: str) -> str:
+        """The text that is on the screen."""
+        read = "const found = document.querySelector(arguments[0]);"
+        return self.run(f"{read} return found?.checkVisibility() ? found.innerText : ''", selector)
+
+    def mistakes(self) -> dict[str, str]:
+        """What stands beside each field that is marked as wrong, by its name."""
+        wrong = self.browser.find_elements(By.CSS_SELECTOR, "#form [aria-invalid=true]")
+        names = [each.get_attribute("name") for each in wrong]
+        places = [each.get_attribute("aria-describedby").split()[-1] for each in wrong]
+        return dict(zip(names, [self.text(f"#{place}") for place in places], strict=True))
+
+    def focused(self) -> str:
+        """The id of what has the focus."""
+        return self.browser.switch_to.active_element.get_attribute("id")
 
 
 @pytest.fixture
-def browser(server, tmp_path) -> Iterator[webdriver.Chrome]:
-    """Chromium on the page. Fails afterwards if anything was amiss in the console."""
+def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+    """Chromium, in whose console no error may be but the statuses of answers."""
     with chromium(tmp_path) as browser:
-        here = open_page(browser, server)
         yield browser
-        # That a request was refused is in the console as well, from the source "network".
-        console = [line for line in browser.get_log("browser") if line["source"] != "network"]
-        assert console == []
-        assert all(url.startswith(here) for url in requested_by(here, browser))
+        assert all(line["source"] == "network" for line in browser.get_log("browser"))
 
 
-def open_page(browser: webdriver.Chrome, server: Server) -> str:
-    """Load the page, wait for its form and return its URL."""
-    here = f"http://127.0.0.1:{server.port}/"
-    browser.get(here)
-    wait_until(lambda: browser.find_elements(By.ID, "field-name"))
-    return here
+@pytest.fixture
+def page(browser, server) -> Page:
+    """The page of the server that tests share: each stores plants of its own."""
+    return Page(browser, server.port)
 
 
-def requested_by(page: str, browser: webdriver.Chrome) -> list[str]:
-    """The URLs of all requests that the page has made, the one for itself among them."""
-    events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
-    requests = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    urls = [request["request"]["url"] for request in requests if request["documentURL"] == page]
-    assert page in urls
-    return urls
+def test_a_plant_is_stored_as_it_was_typed(browser, serve, stored):
+    """All digits of an id; a character that turns text turns nothing around the value."""
+    page, name = Page(browser, serve().port), 'it\'s "<b>bold</b>" \\ \u202e; id: x'
+    answer = page.send("200 OK", id="9223372036854775807", name=name, tag="indoor")
+    assert re.search(r"^X-Request-ID: \w+$", answer, re.MULTILINE)
+    plant = {"name": name, "tag": "indoor"}
+    assert answer.endswith(json.dumps(plant, indent=2, ensure_ascii=False))
+    assert stored() == [(2**63 - 1, name, "indoor")]
+    isolated = page.run("return [...document.querySelectorAll('bdi')].map((e) => e.textContent)")
+    assert isolated.count(" \\\\ \u202e; id: x") == 2
 
 
-def fill(browser: webdriver.Chrome, **values: str) -> None:
-    for name, value in {"token": TOKEN, **values}.items():
-        place = browser.find_element(By.ID, name if name == "token" else f"field-{name}")
-        place.clear()
-        place.send_keys(value)
+def test_each_mistake_is_shown_beside_its_field(page):
+    """Until the field is changed; the first such field has the focus."""
+    page.send("400", id="007")
+    assert page.mistakes().keys() == {"id", "name"} and page.focused() == "field-id"
+    assert page.mistakes()["id"].startswith("must be an integer")
+    page.fill(id="1007")
+    assert page.mistakes() == {"name": "required but missing"}
+    page.send("200", name="Monstera")
+    assert page.mistakes() == {} and page.focused() == "send"
+    page.send("409", name="Sequoia")
+    assert "is taken by another plant" in page.mistakes()["id"]
 
 
-def press_send(browser: webdriver.Chrome) -> None:
-    browser.find_element(By.ID, "send").click()
+def test_a_wrong_token_is_shown_beside_it(page):
+    """A token that no header can have is not even sent."""
+    assert "WWW-Authenticate: Bearer" in page.send("401", token="not-a-good-token")
+    assert page.mistakes() == {"token": "the bearer token is not valid"}
+    for token in ("", "Bearer token", "tok€n"):
+        assert page.send("Not sent", token=token) == "Not sent"
+        assert page.mistakes().keys() == {"token"} and page.focused() == "token"
 
 
-def send(browser: webdriver.Chrome, expected: str) -> str:
-    """Press Send, wait for a status and return the answer that is shown."""
-    browser.execute_script("document.getElementById('answer').replaceChildren()")
-    press_send(browser)
-    wait_until(lambda: text(browser, "#answer .status").startswith(expected))
-    return text(browser, "#answer")
-
-
-def text(browser: webdriver.Chrome, selector: str) -> str:
-    read = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText).join(' ')"
-    return browser.execute_script(read, selector).strip()
-
-
-def code(browser: webdriver.Chrome, name: str) -> str:
-    """What Copy would copy, with the token in it."""
-    shown = browser.find_element(By.ID, name).get_attribute("textContent")
-    assert "Bearer TOKEN" in shown
-    return shown.replace("TOKEN", TOKEN)
-
-
-@contextlib.contextmanager
-def stopped(server: Server) -> Iterator[None]:
-    """A service that takes connections, but answers nothing until the end."""
+def test_no_answer_is_said(browser, serve):
+    """Nor is an old answer shown, or a second request sent, while one is under way."""
+    server = serve()
+    page = Page(browser, server.port)
+    page.send("200", id="7", name="Monstera")
     os.killpg(server.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.killpg(server.process.pid, signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def blocked(browser: webdriver.Chrome) -> Iterator[None]:
-    """The page as it is while its description can't be loaded."""
-    browser.execute_cdp_cmd("Network.enable", {})
-    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/openapi.json"]})
-    browser.refresh()
-    wait_until(lambda: text(browser, "#reason"))
-    yield
-    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
-
-
-def problem(browser: webdriver.Chrome, name: str) -> str:
-    place = browser.find_element(By.ID, name)
-    shown = text(browser, f"#{name}-problem")
-    assert place.get_attribute("aria-invalid") == ("true" if shown else "false")
-    assert f"{name}-problem" in place.get_attribute("aria-describedby")
-    return shown
-
-
-def test_a_plant_is_sent(browser, stored):
-    """Status, headers that matter, pretty JSON; the list below remembers."""
-    fill(browser, id="7", name="Monstera", tag="indoor")
-    answer = send(browser, "200")
-    assert answer.startswith("200 OK\n\nX-Request-ID\n")
-    shown = browser.find_element(By.CSS_SELECTOR, "#answer pre").get_attribute("textContent")
-    assert shown == '{\n  "name": "Monstera",\n  "tag": "indoor"\n}'
-    assert browser.find_element(By.ID, "answer").aria_role == "status"
-    assert text(browser, "#sent") == '200{"id": 7, "name": "Monstera", "tag": "indoor"}'
-    assert stored() == [(7, "Monstera", "indoor")]
-
-
-def test_it_shows_the_interface(browser):
-    """Method and path, the kind of each field, and each answer with the first sentence on it."""
-    operation = openapi()["paths"]["/plants"]["post"]
-    assert text(browser, ".request") == "POST /plants"
-    assert text(browser, "#operation") == operation["description"]
-    assert text(browser, "#fields .kind").split(" ") == [
-        "integer,", "required", "string,", "required", "string,", "optional"
-    ]  # fmt: skip
-    statuses = browser.find_elements(By.CSS_SELECTOR, "#answers dt")
-    described = [*operation["responses"], "other"]
-    described.remove("default")
-    assert [each.text for each in statuses] == described
-    lines = browser.find_elements(By.CSS_SELECTOR, "#answers dd")
-    assert lines[0].text == "The plant is saved."
-    assert all(re.fullmatch(r"[^.]+\.", line.text) for line in lines)
-
-
-def test_a_violation_is_shown_beside_its_field(browser, stored):
-    """In plain words, and the first such field has the focus."""
-    fill(browser, id="7")
-    for name in ("name", "tag"):
-        half = "document.getElementById(arguments[0]).value = '\\ud800'"
-        browser.execute_script(half, f"field-{name}")
-    assert '"error": 400' in send(browser, "400")
-    for name in ("name", "tag"):
-        assert problem(browser, f"field-{name}") == "must not contain half of a surrogate pair"
-    assert problem(browser, "field-id") == problem(browser, "token") == ""
-    assert browser.switch_to.active_element.get_attribute("id") == "field-name"
-    fill(browser, tag="indoor")
-    assert problem(browser, "field-tag") == "" != problem(browser, "field-name")
-    fill(browser, name="Monstera")
-    send(browser, "200")
-    assert problem(browser, "field-tag") == problem(browser, "field-name") == ""
-    assert browser.switch_to.active_element.text == "Send"
-    assert stored() == [(7, "Monstera", "indoor")]
-
-
-def test_what_is_no_integer_is_said_before_it_is_sent(browser, server):
-    """It would be no JSON at all; a 64-bit integer is sent, also with spaces around it."""
-    for value in ("007", "seven", "+7", "1e3", "-"):
-        fill(browser, id=value, name="Monstera")
-        press_send(browser)
-        assert problem(browser, "field-id").startswith("must be an integer: only digits")
-        assert browser.switch_to.active_element.get_attribute("id") == "field-id"
-    for value in (2**63, -(2**63) - 1):
-        fill(browser, id=str(value))
-        press_send(browser)
-        assert problem(browser, "field-id") == "must be an integer of 64 bits"
-    fill(browser, id=" 0 ")
-    send(browser, "200")
-    wait_until(lambda: server.out.count('"POST /plants"') == 1)
-    assert text(browser, "#sent") == '200{"id": 0, "name": "Monstera"}'
-
-
-def test_new_id_fills_in_a_free_one(browser, stored):
-    """A random one of at most 2**53, so that a second plant does not collide."""
-    fill(browser, id="x", name="Monstera")
-    press_send(browser)
-    assert problem(browser, "field-id")
-    for _ in range(2):
-        browser.find_element(By.CSS_SELECTOR, "#fields button").click()
-        assert problem(browser, "field-id") == ""
-        filled_in = browser.find_element(By.ID, "field-id").get_attribute("value")
-        assert f'"id": {filled_in},' in code(browser, "curl")
-        send(browser, "200")
-    ids = [row[0] for row in stored()]
-    assert len(ids) == 2 and all(0 < each <= 2**53 for each in ids)
-
-
-def test_a_token_may_be_pasted_as_it_stands_in_a_header(browser):
-    """With spaces around it, or with the word Bearer before it."""
-    for number, pasted in enumerate((f"  {TOKEN} ", f"Bearer {TOKEN}", f" bearer  {TOKEN}")):
-        fill(browser, token=pasted, id=str(number), name="Monstera")
-        if not browser.find_element(By.ID, "reveal").is_selected():
-            browser.find_element(By.ID, "reveal").click()
-        assert f"'Authorization: Bearer {TOKEN}'" in text(browser, "#curl")
-        send(browser, "200")
-
-
-def test_the_form_follows_the_schema(serve, tmp_path):
-    """An enum and a boolean are choices, a number is sent as one, and only the id has a button."""
-    shutil.copytree(ROOT / "schemas", tmp_path / "schemas")
-    file = tmp_path / "schemas/plant.json"
-    schema = json.loads(file.read_text())
-    schema["properties"] |= {
-        "tag": {"type": "string", "enum": ["indoor", "outdoor"]},
-        "height": {"type": "integer"},
-        "weight": {"type": "number"},
-        "potted": {"type": "boolean"},
-    }
-    for member in schema["properties"].values():
-        member |= {"description": "Text", "examples": member.get("enum", ["x"])}
-    file.write_text(json.dumps(schema))
-    with chromium(tmp_path) as browser:
-        open_page(browser, serve("--pythonpath", str(tmp_path)))
-        assert text(browser, "#fields button") == "New id"
-        fill(browser, id="7", name="Monstera", height="1.5", weight="1,5")
-        press_send(browser)
-        assert problem(browser, "field-height").startswith("must be an integer")
-        assert problem(browser, "field-weight").startswith("must be a number")
-        fill(browser, height="70", weight=" 1.5 ")
-        for name, choice in (("tag", "outdoor"), ("potted", "true")):
-            browser.find_element(By.CSS_SELECTOR, f"select#field-{name}").send_keys(choice)
-        assert code(browser, "curl").splitlines()[-1].strip() == (
-            '-d \'{"id": 7, "name": "Monstera", "tag": "outdoor", "height": 70, "weight": 1.5, '
-            '"potted": true}\''
-        )
-
-
-def test_without_a_token_nothing_is_sent(browser, server):
-    """The page asks for one, and for all else that is missing; a header takes ASCII only.
-
-    An old answer is not shown beside a plant that was not sent.
-    """
-    press_send(browser)
-    assert problem(browser, "token") == "enter a token" and problem(browser, "field-tag") == ""
-    assert problem(browser, "field-id") == problem(browser, "field-name") == "required but missing"
-    fill(browser, id="7", name="Monstera")
-    send(browser, "200")
-    for token in ("", "  ", "Bearer", "tok\u20acn"):
-        fill(browser, token=token, id="7", name="Monstera")
-        press_send(browser)
-        expected = "has a character that no token has" if "tok" in token else "enter a token"
-        assert problem(browser, "token") == expected
-        assert browser.switch_to.active_element.get_attribute("id") == "token"
-        assert text(browser, "#answer") == "Not sent"
-    assert text(browser, "#sent").count("\n") == 0
-    fill(browser)
-    send(browser, "200")
-    wait_until(lambda: server.out.count('"POST /plants"') == 2)
-
-
-def test_an_old_answer_is_not_shown_while_a_request_is_under_way(browser, server):
-    """The page says that it is sending, and sends no second request meanwhile."""
-    fill(browser, id="7", name="Monstera")
-    send(browser, "200")
-    with stopped(server):
-        press_send(browser)
-        assert text(browser, "#answer") == "Sending…"
-        browser.find_element(By.ID, "field-name").send_keys(Keys.ENTER)
-        assert not browser.find_element(By.ID, "send").is_enabled()
-        assert text(browser, "#answer") == "Sending…"
-    wait_until(lambda: text(browser, "#answer .status") == "200 OK")
-    wait_until(lambda: server.out.count('"POST /plants"') == 2)
-
-
-def test_an_answer_of_something_in_between_is_shown_as_it_is(browser):
-    """A proxy's own page is no JSON; the newline at its end is no line to show."""
-    page = "new Response('<h1>Bad Gateway</h1>\\n', {status: 502, statusText: 'Bad Gateway'})"
-    browser.execute_script(f"window.fetch = async () => {page}")
-    fill(browser, id="7", name="Monstera")
-    send(browser, "502 Bad Gateway")
-    shown = browser.find_element(By.CSS_SELECTOR, "#answer pre").get_attribute("textContent")
-    assert shown == "<h1>Bad Gateway</h1>"
-    assert text(browser, "#sent").startswith("502")
-
-
-def test_a_conflict_and_a_wrong_token_are_shown_where_they_belong(browser, server):
-    """Beside the id and the token; the latter with the header that says what is wanted."""
-    server.post({"id": 7, "name": "Sequoia"})
-    fill(browser, id="7", name="Monstera")
-    send(browser, "409")
-    assert problem(browser, "field-id").startswith("7 is taken by another plant")
-    fill(browser, token="not-a-good-token")
-    assert 'WWW-Authenticate\nBearer realm="plants"' in send(browser, "401")
-    assert problem(browser, "token") == "the bearer token is not valid"
-
-
-def test_the_service_being_down_is_said(browser, server):
-    """And that it is safe to send again."""
-    fill(browser, id="7", name="Monstera")
-    server.signal(signal.SIGKILL)
+    browser.find_element(By.ID, "send").click()
+    browser.find_element(By.NAME, "name").send_keys(Keys.ENTER)
+    assert page.text("#answer") == "Sending…"
+    os.killpg(server.process.pid, signal.SIGCONT)
+    wait_until(lambda: page.text("#answer .status") == "200 OK")
+    page.send("200")
+    wait_until(lambda: server.out.count('"POST /plants"') == 3)
     server.kill()
-    assert "safe to send the same plant again" in send(browser, "No answer")
-    assert text(browser, "#sent").startswith("no answer")
-    assert browser.find_element(By.ID, "send").is_enabled()
+    assert "safe to send the same plant again" in page.send("No answer")
 
 
-def test_without_its_description_nothing_can_be_sent(browser, server):
-    """The page says what is missing, and a button tries again until it is there."""
-    with blocked(browser):
-        retry = browser.find_element(By.ID, "retry")
-        for _ in range(2):
-            wait_until(lambda: "openapi.json, can't be loaded" in text(browser, "#reason"))
-            assert not browser.find_element(By.ID, "form").is_displayed()
-            assert text(browser, "#curl") == ""
-            retry.click()
-    retry.click()
-    wait_until(lambda: not retry.is_displayed())
-    assert browser.switch_to.active_element.get_attribute("id") == "token"
-    fill(browser, id="7", name="Monstera")
-    send(browser, "200")
+class Proxy(SimpleHTTPRequestHandler):
+    """Sends the files of a folder; the service behind it is away."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(502)
 
 
-def test_without_javascript_it_says_what_is_needed(browser):
-    """And links the description instead of a form that would do nothing."""
+def test_the_form_follows_the_description(browser, server, tmp_path):
+    """Without one there is no form. What a proxy answers is shown as it is."""
+    _, _, api = server.request("GET", "/openapi.json")
+    properties = api["components"]["schemas"]["Plant"]["properties"]
+    for name, kind in (("height", "number"), ("evergreen", "boolean")):
+        properties[name] = {"type": kind, "description": "Text", "examples": ["x"]}
+    folder = Path(shutil.copytree(ROOT / "static", tmp_path / "static"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Proxy, directory=folder)) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        page = Page(browser, proxy.server_port)
+        assert "openapi.json" in page.text("#unavailable") and not page.text("#form")
+        (folder / "openapi.json").write_text(json.dumps(api))
+        page = Page(browser, proxy.server_port)
+        values = {"id": '7, "tag": 8', "name": "12", "height": "1.50", "evergreen": "true"}
+        assert "<h1>Error response</h1>" in page.send("502", **values)
+        body = '{"id": "7, \\"tag\\": 8", "name": "12", "height": 1.50, "evergreen": true}'
+        assert page.text("#curl").endswith(f"-d '{body}'")
+        proxy.shutdown()
+
+
+def test_without_javascript_it_says_what_is_needed(browser, page):
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     browser.refresh()
-    said = browser.find_element(By.TAG_NAME, "main")
-    wait_until(lambda: said.text.startswith("This page needs JavaScript."))
-    link = said.find_element(By.TAG_NAME, "a")
-    assert link.get_attribute("href") == f"{browser.current_url}openapi.json"
-    assert not browser.find_element(By.ID, "form").is_displayed()
+    wait_until(lambda: browser.find_element(By.TAG_NAME, "main").text.endswith("needs JavaScript."))
 
 
-def test_without_session_storage_it_works_all_the_same(server, tmp_path):
-    """Where the browser lets no page store anything, the token is forgotten at a reload."""
-    no_storage = {"profile.default_content_setting_values.cookies": 2}
-    with chromium(tmp_path, **no_storage) as browser:
-        open_page(browser, server)
-        with pytest.raises(WebDriverException, match="Access is denied"):
-            browser.execute_script("sessionStorage")
-        fill(browser, id="7", name="Monstera")
-        send(browser, "200")
-        open_page(browser, server)
-        assert browser.find_element(By.ID, "token").get_attribute("value") == ""
-
-
-def test_a_plant_arrives_as_it_was_typed(browser, stored):
-    """An id beyond 2**53 keeps every digit; quotes, markup, backslashes are shown as text."""
-    name = 'it\'s "<b>bold</b>" \\ é; id: x'
-    fill(browser, id="9223372036854775807", name=name)
-    assert "<b>bold</b>" in send(browser, "200")
-    assert stored() == [(2**63 - 1, name, None)]
-
-
-def test_the_keyboard_is_enough(browser, stored):
-    """Tab goes from the token through the fields to Send; Enter sends from any of them."""
-
-    def focused() -> WebElement:
-        return browser.switch_to.active_element
-
-    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
-    keys = []
-    for value in (TOKEN, "7", "", "Monstera", "indoor"):
-        keys.append(focused().get_attribute("id") or focused().text)
-        focused().send_keys(value + Keys.TAB)
-    assert keys == ["token", "field-id", "New id", "field-name", "field-tag"]
-    assert focused().text == "Send"
-    focused().send_keys(Keys.SHIFT + Keys.TAB + Keys.NULL + Keys.ENTER)
-    wait_until(lambda: text(browser, "#answer .status") == "200 OK")
-    assert stored() == [(7, "Monstera", "indoor")]
-
-
-def test_the_token_stays_in_the_tab_and_out_of_sight(browser):
-    """Not in the URL, not in the code unless asked for; there again after a reload."""
-    fill(browser, id="7", name="Monstera")
-    send(browser, "200")
-    assert TOKEN not in browser.current_url
-    assert TOKEN not in text(browser, "main")
-    assert "Authorization: Bearer TOKEN" in text(browser, "#curl")
-    assert "'Bearer TOKEN'" in text(browser, "#fetch")
+def test_the_curl_command_is_a_request_that_succeeds(browser, serve, stored):
+    """The token is in it only where that is wanted; examples stand for what is missing."""
+    page, odd = Page(browser, serve().port), 'Mother-in-law\'s "tongue" \\ é'
+    page.fill(token=TOKEN)
+    assert TOKEN not in page.text("body") and "Bearer TOKEN" in page.text("#curl")
     browser.find_element(By.ID, "reveal").click()
-    assert f"Authorization: Bearer {TOKEN}" in text(browser, "#curl")
-    assert f"'Bearer {TOKEN}'" in text(browser, "#fetch")
-    browser.refresh()
-    wait_until(lambda: browser.find_elements(By.ID, "field-name"))
-    assert browser.find_element(By.ID, "token").get_attribute("value") == TOKEN
-    assert browser.execute_script("return localStorage.length + document.cookie.length") == 0
+    for values in ({}, {"id": "8", "name": odd, "tag": "indoor"}):
+        page.fill(**values)
+        command = page.text("#curl").replace("curl ", "curl -sS --fail ", 1)
+        subprocess.run(["bash", "-c", command], check=True)
+    assert stored() == [(7, "Monstera", None), (8, odd, "indoor")]
 
 
-@pytest.mark.parametrize("name", ["curl", "fetch"])
-def test_the_code_is_always_a_request_that_succeeds(browser, stored, name):
-    """Examples stand for what is missing or wrong; what has to be quoted is."""
-
-    def run() -> None:
-        if name == "curl":
-            command = ["bash", "-c", code(browser, "curl").replace("curl ", "curl -sS --fail ", 1)]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        else:
-            call = (
-                f"const done = arguments[0]; {code(browser, 'fetch')}.then((a) => done(a.status))"
-            )
-            assert browser.execute_async_script(call.replace("await ", "", 1)) == 200
-
-    odd = 'Mother-in-law\'s "tongue" \\ é'
-    run()
-    fill(browser, id="8")
-    run()
-    fill(browser, id="9", name=odd)
-    run()
-    fill(browser, id="007", name="Monstera", tag="indoor")
-    run()
-    rows = [(7, "Monstera", "indoor"), (8, "Monstera", None), (9, odd, None)]
-    assert stored() == rows
+@pytest.mark.parametrize(("permission", "said"), [("granted", "Copied"), ("denied", "Selected")])
+def test_the_curl_command_is_copied(page, permission, said):
+    """Or selected, where the browser lets no page write to the clipboard."""
+    for name in ("clipboard-write", "clipboard-read"):
+        setting = {"permission": {"name": name}, "setting": permission}
+        page.browser.execute_cdp_cmd("Browser.setPermission", setting)
+    page.browser.find_element(By.ID, "copy").click()
+    wait_until(lambda: page.text("#copy") == said)
+    read = "navigator.clipboard.readText()" if said == "Copied" else "`${getSelection()}`"
+    assert page.run(f"return {read}") == page.text("#curl")
 
 
-def test_copy_copies(browser):
-    """Or selects, where the browser does not let a page write to the clipboard."""
-    button = browser.find_element(By.CSS_SELECTOR, "[data-copies=curl]")
-    button.click()
-    wait_until(lambda: button.text in ("Copied", "Selected"))
-    wait_until(lambda: button.text == "Copy")
+def test_the_keyboard_is_enough(page):
+    """Tab goes through the form, the answer and the curl command; nothing is at the very edge."""
+    page.show(360, 480, "light")
+
+    def press(place: str, keys: str) -> None:
+        assert page.focused() == place
+        bounds = "const { top, bottom } = document.activeElement.getBoundingClientRect();"
+        assert page.run(f"{bounds} return Math.min(top, innerHeight - bottom)") >= 16
+        page.browser.switch_to.active_element.send_keys(keys)
+
+    page.browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    values = {"token": TOKEN, "field-id": "3001", "field-name": "Monstera", "field-tag": "indoor"}
+    for place, value in values.items():
+        press(place, value + Keys.TAB)
+    press("send", Keys.ENTER)
+    wait_until(lambda: page.text("#answer .status") == "200 OK")
+    for place, key in (("send", ""), ("", ""), ("reveal", Keys.SPACE), ("copy", ""), ("curl", "")):
+        press(place, key + Keys.TAB)
+    assert f"Bearer {TOKEN}" in page.text("#curl")
 
 
-def show(browser: webdriver.Chrome, width: int, height: int, scheme: str = "light") -> None:
-    """Make the screen so many CSS pixels large; the scheme is that of day or night."""
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+def amiss(page: Page) -> list[Any]:
+    """What axe-core finds or can't decide, contrast (AAA) included."""
+    page.run((node_modules() / "axe-core" / "axe.min.js").read_text("utf-8"))
+    found = page.run("return axe.run({ rules: { 'color-contrast-enhanced': { enabled: true } } })")
+    return [*found["violations"], *found["incomplete"]]
 
 
-def amiss(browser: webdriver.Chrome) -> list[Any]:
-    """What axe-core finds or cannot decide, and how far the page can be scrolled sideways."""
-    browser.execute_script((node_modules() / "axe-core" / "axe.min.js").read_text("utf-8"))
-    found = browser.execute_async_script("""
-        const done = arguments[0], nodes = ({ html, any }) => [html, any.map((e) => e.message)];
-        const rules = { 'color-contrast-enhanced': { enabled: true } };
-        axe.run({ rules }).then(({ violations, incomplete }) => done(
-          [...violations, ...incomplete].map((found) => [found.id, found.nodes.map(nodes)])));
-        """)
-    sideways = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
-    return found + ([f"{sideways} px to scroll sideways"] if sideways > 0 else [])
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_it_in_each_state(browser, server, width, scheme):
-    """axe-core has nothing to say, contrast (AAA) included; nothing needs scrolling sideways."""
-    show(browser, width, 800, scheme)
-    with blocked(browser):
-        assert amiss(browser) == []
-    browser.refresh()
-    wait_until(lambda: browser.find_elements(By.ID, "field-name"))
-    assert amiss(browser) == []
-    fill(browser, token="", id="seven", name="x" * 200)
-    press_send(browser)
-    assert problem(browser, "token") and problem(browser, "field-id") and amiss(browser) == []
-    fill(browser, id="7")
-    for _ in range(2):
-        send(browser, "200")
-        assert amiss(browser) == []
-    with stopped(server):
-        press_send(browser)
-        assert amiss(browser) == []
-    wait_until(lambda: text(browser, "#answer .status") == "200 OK")
-    fill(browser, id="", name="")
-    send(browser, "Not sent")
-    assert amiss(browser) == []
-    fill(browser, id="7", name="Sequoia")
-    send(browser, "409")
-    assert amiss(browser) == []
-    fill(browser, token="not-a-good-token")
-    send(browser, "401")
-    assert amiss(browser) == []
-    server.kill()
-    send(browser, "No answer")
-    assert amiss(browser) == []
-
-
-def test_a_wide_screen_is_used(browser):
-    """A line of code is a line on it, also with a long id, and both columns are filled."""
-    show(browser, 1280, 800)
-    fill(browser, name="Monstera", tag="indoor")
-    browser.find_element(By.CSS_SELECTOR, "#fields button").click()
-    for name, count in (("curl", 4), ("fetch", 8)):
-        lines = """
-            const node = document.getElementById(arguments[0]), style = getComputedStyle(node);
-            const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
-            return (node.scrollHeight - padding) / parseFloat(style.lineHeight);
-            """
-        assert round(browser.execute_script(lines, name)) == count
-    columns = "return [...document.querySelectorAll('.column')].map((node) => node.offsetHeight)"
-    for _ in range(2):
-        left, right = browser.execute_script(columns)
-        assert 0.6 < left / right < 1 / 0.6
-        send(browser, "200")
-
-
-FOCUSED = """
-const { top, right, bottom, left } = arguments[0].getBoundingClientRect();
-const style = getComputedStyle(arguments[0]);
-const ring = parseFloat(style.outlineOffset) + parseFloat(style.outlineWidth);
-const covered = [...document.querySelectorAll("label, p, h2, h3")].filter((text) => {
-  const box = text.getBoundingClientRect();
-  return box.height && !text.contains(arguments[0]) && box.bottom > top - ring
-    && box.top < bottom + ring && box.right > left - ring && box.left < right + ring;
-});
-return [Math.min(top, innerHeight - bottom), ring, covered.map((text) => text.innerText)];
-"""
-
-
-def test_what_has_the_focus_is_in_sight(browser):
-    """It is never at the very edge of a small browser, and its ring covers no text."""
-    show(browser, 360, 480)
-    fill(browser, token="not-a-good-token", id="7", name="Monstera")
-    send(browser, "401")
-    for first, key in (("#token", Keys.TAB), ("footer a", Keys.SHIFT + Keys.TAB)):
-        browser.execute_script("document.querySelector(arguments[0]).focus()", first)
-        seen = set()
-        for _ in range(13):
-            focused = browser.switch_to.active_element
-            distance, ring, covered = browser.execute_script(FOCUSED, focused)
-            assert distance >= 16 and ring >= 3 and covered == []
-            seen.add(focused)
-            focused.send_keys(key)
-        assert len(seen) == 13
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_everybody_can_use_it(page, tmp_path, width, scheme):
+    """It is dark where the system is; on a narrow screen nothing needs scrolling sideways."""
+    page.show(width, 800, scheme)
+    background = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (min(map(int, re.findall(r"\d+", background))) < 128) == (scheme == "dark")
+    assert amiss(page) == []
+    page.send("400", id="seven", name="x" * 200)
+    page.browser.save_screenshot(tmp_path / "mistakes.png")  # for whoever sees this test fail
+    assert page.mistakes() and amiss(page) == []
+    page.send("200", id=str(width))
+    assert amiss(page) == []
+    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
