@@ -112,8 +112,7 @@ def test_a_plant_is_stored_as_it_was_typed(browser, serve, stored):
 def test_each_mistake_is_shown_beside_its_field(page):
     """Until the field is changed; the first such field has the focus."""
     page.send("400", id="007")
-    assert page.mistakes().keys() == {"id", "name"} and page.focused() == "field-id"
-    assert page.mistakes()["id"].startswith("must be an integer")
+    assert "must be an integer" in page.mistakes()["id"] and page.focused() == "field-id"
     page.fill(id="1007")
     assert page.mistakes() == {"name": "required but missing"}
     page.send("200", name="Monstera")
@@ -247,4 +246,5 @@ def test_everybody_can_use_it(page, tmp_path, width, scheme):
     assert page.mistakes() and amiss(page) == []
     page.send("200", id=str(width))
     assert amiss(page) == []
-    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    wide = "(e) => e.scrollWidth > e.clientWidth"
+    assert page.run(f"return [...document.querySelectorAll('html, pre')].filter({wide})") == []
