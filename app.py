@@ -27,12 +27,10 @@ HOST = re.compile(r"([\w.~%!$&'()*+;=-]+|\[[\da-f:.]+\])(:\d*)?", re.ASCII | re.
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 # What clients get to read where the reason is for the operator only.
-FAILED = "the service failed; it is safe to send the same plant again"
 REJECTED = "the storage does not accept this plant; to send it again does not help"
-UNAVAILABLE = "the storage is not available now; it is safe to send the same plant again"
-UNHEALTHY = "the storage is not available now"
-DEFAULT_TYPE = ("Content-Type", BaseResponse.default_content_type)  # where a route sets none
-JSON_HEADERS = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+UNAVAILABLE = "the storage is not available now"
+SAFE = "it is safe to send the same plant again"
+COMMON_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store")]
 # A token is no cookie: a page of any origin needs one (fetch.spec.whatwg.org).
 CORS_PATHS = ("/plants", "/openapi.json")
 CORS_HEADERS = [
@@ -47,12 +45,13 @@ PREFLIGHT_HEADERS = {  # browsers ask before they send a token
 STATIC = Path(__file__).with_name("static")
 PAGE = {"/": "index.html", **{f"/{name}": name for name in ("style.css", "script.js", "icon.svg")}}
 PAGE_HEADERS = {
-    "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self'; "
     "script-src 'self'; style-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
+
+BaseResponse.default_content_type = "application/json"  # of all but the page
 
 
 class Storage(Protocol):
@@ -71,14 +70,11 @@ class App(Bottle):
         if not REQUEST_ID.fullmatch(request_id):
             request_id = f"{random.getrandbits(128):032x}"
         environ["plants.request_id"] = request_id
-        common = [("X-Request-ID", request_id), ("X-Content-Type-Options", "nosniff")]
+        common = [("X-Request-ID", request_id), *COMMON_HEADERS]
         if environ["PATH_INFO"] in CORS_PATHS:
             common += CORS_HEADERS
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            if DEFAULT_TYPE in headers:
-                headers.remove(DEFAULT_TYPE)
-                headers += JSON_HEADERS
             return start_response(status, headers + common, exc_info)
 
         answer: Iterable[bytes] = super().wsgi(environ, start)
@@ -106,12 +102,10 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> App:
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
     app.route("/openapi.json", callback=lambda: document, **public)
     for path, name in PAGE.items():
-        headers = {
-            **PAGE_HEADERS,
-            "Content-Type": f"{mimetypes.guess_type(name)[0]}; charset=utf-8",
-        }
-        send = partial(HTTPResponse, (STATIC / name).read_bytes(), **headers)
-        app.route(path, callback=send, **public)
+        kind = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
+        body = STATIC.joinpath(name).read_bytes()
+        page = partial(HTTPResponse, body, Content_Type=kind, **PAGE_HEADERS)
+        app.route(path, callback=page, **public)
     preflight = partial(HTTPResponse, status=204, **PREFLIGHT_HEADERS)
     for path in CORS_PATHS:
         app.route(path, "OPTIONS", preflight, skip=True)
@@ -139,7 +133,7 @@ def create_plant(storage: Storage) -> bytes:
     except Conflict as error:
         raise HTTPError(409, str(error)) from None
     except Unavailable as error:
-        raise HTTPError(503, UNAVAILABLE, error, Retry_After="1") from None
+        raise HTTPError(503, f"{UNAVAILABLE}; {SAFE}", error, Retry_After="1") from None
     answer = plant.to_dict()
     del answer["id"]
     return to_json(answer)
@@ -150,7 +144,7 @@ def check_health(storage: Storage) -> bytes:
     try:
         storage.check(CHECK_LIMIT)
     except Unavailable as error:
-        raise HTTPError(503, UNHEALTHY, error, Retry_After="1") from None
+        raise HTTPError(503, UNAVAILABLE, error, Retry_After="1") from None
     return to_json({"status": "ok"})
 
 
@@ -219,20 +213,21 @@ def answer_error(error: HTTPError) -> bytes:
 
     "plants.reason" in the environ becomes the reason for the access log.
     """
-    message, environ = str(error.body), request.environ
+    message = reason = str(error.body)
     if error.status_code == 404:
-        message = f"there is nothing at {request.path}; plants are created with POST /plants"
+        message = reason = (
+            f"there is nothing at {request.path}; plants are created with POST /plants"
+        )
     elif error.status_code == 405:
         error.headers["Allow"] = error.headers["Allow"].replace(",", ", ")
-        message = f"this method is not possible here, only {error.headers['Allow']}"
+        message = reason = f"this method is not possible here, only {error.headers['Allow']}"
     elif error.status_code == 500:
-        log.error("request %s failed, see the traceback", environ["plants.request_id"])
-        message = FAILED
-    message = message[:MESSAGE_LIMIT]
-    is_bug = error.status_code == 500
-    reason = type(error.exception).__name__ if is_bug else str(error.exception or message)
-    environ.setdefault("plants.reason", reason)
-    return to_json({"error": error.status_code, "message": message})
+        message, reason = f"the service failed; {SAFE}", type(error.exception).__name__
+        log.error("request %s failed, see the traceback", request.environ["plants.request_id"])
+    elif error.exception:
+        reason = str(error.exception)
+    request.environ.setdefault("plants.reason", reason)
+    return to_json({"error": error.status_code, "message": message[:MESSAGE_LIMIT]})
 
 
 def to_json(answer: Mapping[str, Any]) -> bytes:

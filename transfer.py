@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
 
 from tqdm import tqdm
 
@@ -19,9 +18,8 @@ from start import DEFAULT_URL, get_storage
 from storage import Storage
 
 BATCH = 250  # plants; more at once are no faster, and keep a running service waiting
-LINE_LIMIT = 2**20 + 2**10  # bytes; older versions took plants of 1 MiB
 BAR = {"unit_scale": True, "delay": 1, "disable": None}  # on a terminal only, after a second
-HELP = """Write all plants to standard output, or read some from standard input. Each line is a
+HELP = """Write all plants to standard output, or store those of standard input. Each line is a
 plant as JSON: {"id": 7, "name": "Monstera", "tag": "indoor"}. To load a line again is safe."""
 EXAMPLE = "example: python transfer.py dump sqlite:///plants.db > plants.jsonl"
 
@@ -34,51 +32,35 @@ def dump(storage: Storage) -> None:
             out.write(json.dumps(plant.to_dict(), ensure_ascii=False).encode() + b"\n")
 
 
-def read_lines() -> Iterator[bytes]:
-    """Yield the lines of standard input; of one that is too long, a part that is too long."""
-    size = os.fstat(0).st_size or None  # 0: not known
-    with open(0, "rb", closefd=False) as file, tqdm(total=size, unit="B", **BAR) as bar:
-        while line := file.readline(LINE_LIMIT + 1):
-            yield line
-            bar.update(len(line))
-            while len(line) > LINE_LIMIT and not line.endswith(b"\n"):
-                line = file.readline(LINE_LIMIT + 1)  # the rest must not fill the memory
-
-
-def parse_line(line: bytes) -> Plant | InvalidPlant:
-    """Return the plant in a line, or what is wrong with it."""
-    try:
-        if len(line) > LINE_LIMIT:
-            raise InvalidPlant(f"longer than {LINE_LIMIT} bytes")
-        return parse_new_plant(line.rstrip(b"\r\n"))
-    except InvalidPlant as error:
-        return error
-
-
 def load(storage: Storage) -> bool:
     """Store the plants in lines of JSON; name the lines that are refused, and say how many.
 
     Returns whether all were stored. Raises Unavailable.
     """
     stored = refused = 0
-    numbered = enumerate(read_lines(), 1)
-    try:
+    with tqdm(sys.stdin.buffer, unit=" plants", **BAR) as lines:
+        numbered = enumerate(lines, 1)
         while some := list(itertools.islice(numbered, BATCH)):
-            parsed = [(number, parse_line(line)) for number, line in some if line.strip()]
-            outcomes = iter(
-                storage.add_all([each for _, each in parsed if isinstance(each, Plant)])
-            )
-            for number, each in parsed:
+            parsed = {number: parse_line(line) for number, line in some if line.strip()}
+            plants = [each for each in parsed.values() if isinstance(each, Plant)]
+            outcomes = iter(storage.add_all(plants))
+            for number, each in parsed.items():
                 outcome = next(outcomes) if isinstance(each, Plant) else each
                 if isinstance(outcome, Unavailable):
                     raise outcome
-                stored, refused = stored + (not outcome), refused + bool(outcome)
                 if outcome:
                     tqdm.write(f"line {number}: {outcome}", file=sys.stderr)
-    finally:
-        with open(1, "w", closefd=False) as out:
-            print(f"{stored} stored, {refused} refused", file=out)
+                stored, refused = stored + (outcome is None), refused + (outcome is not None)
+    print(f"{stored} stored, {refused} refused")
     return not refused
+
+
+def parse_line(line: bytes) -> Plant | InvalidPlant:
+    """Return the plant in a line, or what is wrong with it."""
+    try:
+        return parse_new_plant(line.rstrip(b"\r\n"))
+    except InvalidPlant as error:
+        return error
 
 
 def main() -> None:
@@ -95,8 +77,7 @@ def main() -> None:
             elif not load(storage):
                 sys.exit(1)
     except (OSError, Unavailable) as error:
-        tqdm.write(str(error), file=sys.stderr)
-        sys.exit(1)
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -27,17 +27,14 @@ HEAD_LIMIT = 2**14  # bytes of a head
 BODY_LIMIT = 5 * 2**14  # bytes of a body on the wire, with its chunks
 FREE_PIECES, PAUSE = 8, 0.01  # of a request that are read at once; seconds, more for each further
 SEND_LIMIT = 2**15  # bytes of answers that the system keeps for a client that reads none
-STATUS = {"LimitRequestLine": 414, "ExpectationFailed": 417, "LimitRequestHeaders": 431}
-STATUS["UnsupportedTransferCoding"] = 501  # what else gunicorn's parser refuses is a 400
-# Not what the error says: a broken header can have a token in it.
-MESSAGES = {
-    400: "the request is not valid HTTP",
-    414: "the request line is too long",
-    417: "Expect must be 100-continue, or left out",
-    431: "the head of the request, or what is beside the data of its chunks, is too long",
-    500: "the service failed",
-    501: "Transfer-Encoding must be chunked, or left out",
+# What the client gets to read: what the error says may have a token of a broken header in it.
+REFUSALS = {
+    "ExpectationFailed": (417, "Expect must be 100-continue, or left out"),
+    "LimitRequestHeaders": (431, "the head of the request is too long"),
+    "LimitRequestLine": (414, "the first line of the request is too long"),
+    "UnsupportedTransferCoding": (501, "Transfer-Encoding must be chunked, or left out"),
 }
+INVALID = (400, "the request is not valid HTTP")
 
 
 class State(enum.IntEnum):
@@ -50,13 +47,8 @@ class State(enum.IntEnum):
     WORKING = 4  # it does not wait for the client
 
 
-LIMITS = {  # seconds
-    State.SENDING: 20.0,
-    State.ENDING: 3.0,
-    State.WAITING: math.inf,  # but for the setting keepalive
-    State.RECEIVING: 20.0,
-    State.WORKING: math.inf,
-}
+# Seconds; the setting keepalive is that for WAITING.
+LIMITS = {State.SENDING: 20.0, State.ENDING: 3.0, State.RECEIVING: 20.0, State.WORKING: math.inf}
 
 
 class Connection:
@@ -90,7 +82,7 @@ class Connection:
         if self.is_last:
             return b""
         if not self.room:
-            raise errors.LimitRequestHeaders(MESSAGES[431])
+            raise errors.LimitRequestHeaders("")
         data = self._sock.recv(min(size, self.room))
         self.room -= len(data)
         self.state = State.WORKING
@@ -103,9 +95,8 @@ class Connection:
     def send(self, data: bytes) -> None:
         """Send a 100 Continue, which a client may not take either."""
         self.sendall(data)
-        since = self.since
         self.flush()
-        self.state, self.since = State.WORKING, since
+        self.state = State.WORKING
 
     def say_close(self) -> None:
         """Make the answer that is kept the last (RFC 9112 section 9.6)."""
@@ -126,10 +117,6 @@ class Connection:
             # Not by gevent's method, which would fail a greenlet that waits for data.
             self._sock._sock.shutdown(socket.SHUT_RDWR if is_unread else socket.SHUT_RD)
 
-    def shutdown(self, _: int) -> None:
-        """Drop an answer that failed after it had begun."""
-        self._unsent = b""
-
     def close(self) -> None:
         """Close once the client has read its last answer (RFC 9112 section 9.6), or is cut."""
         with contextlib.suppress(OSError):
@@ -147,9 +134,8 @@ class Worker(GeventWorker):
 
     check_interval = 1.0  # seconds between two looks at the connections
     exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
-    # Seconds for each state. At the end idle clients are not waited for, but a request may be on
-    # its way.
     limits: Mapping[State, float] = LIMITS
+    # Idle clients are not waited for, but a request may be on its way.
     exit_limits: Mapping[State, float] = {**LIMITS, State.WAITING: 0.5, State.RECEIVING: 3.0}
     is_ending = False
     timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() looks at all
@@ -233,16 +219,16 @@ class Worker(GeventWorker):
             return
         from app import refuse  # not in the master: SIGHUP could not reload it
 
-        name, status = type(exc).__name__, 500
-        if isinstance(exc, errors.ParseException):
-            status = STATUS.get(name, 400)
-        else:
+        name = type(exc).__name__
+        status, message = REFUSALS.get(name, INVALID)
+        if not isinstance(exc, errors.ParseException):
             self.log.exception("a request failed in the server")
+            status, message = 500, ""
         environ = {"REQUEST_METHOD": "-", "PATH_INFO": "", "SERVER_PROTOCOL": ""}
         environ |= {"REMOTE_ADDR": addr[0] if addr else "", "plants.reason": name}
         request = SimpleNamespace(method="", version=(1, 1), should_close=lambda: True)
         answer = Response(request, client, self.cfg)
-        for part in refuse(status, MESSAGES[status], environ, answer.start_response):
+        for part in refuse(status, message, environ, answer.start_response):
             answer.write(part)
         self.log.access(answer, answer, environ, timedelta())
 
