@@ -1,39 +1,42 @@
 """Classes for gunicorn's --worker-class and --logger-class: with other limits, or with faults."""
 
+import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from access_log import AccessLogger
-from worker import Worker
+from worker import LIMITS, State, Worker
 
 
 class Quick(Worker):
     """Looks at its connections often, and so ends soon; has the usual limits."""
 
-    check_interval = 0.05
-    exit_delay = 0.05
+    check_interval = 0.1
+    exit_delay = 0.1
 
 
 class Short(Quick):
     """Has limits that a test can wait for."""
 
-    receive_limit = 0.5
-    send_limit = 0.5
-    linger_limit = 0.3
+    limits: Mapping[State, float] = {
+        **LIMITS,
+        State.SENDING: 0.5,
+        State.ENDING: 0.3,
+        State.RECEIVING: 0.5,
+    }
+    exit_limits: Mapping[State, float] = {**limits, State.WAITING: 0.1, State.RECEIVING: 0.3}
 
 
 class Patient(Quick):
     """Has limits that no test waits for."""
 
-    receive_limit = 600.0
-    send_limit = 600.0
-    linger_limit = 600.0
-    exit_limits = (600.0, 600.0)
+    limits = exit_limits = dict.fromkeys(State, math.inf)
 
 
 class Late(Quick):
-    """Goes on for long after SIGTERM, as where the master is the last to get it."""
+    """Goes on for longer than a test does after SIGTERM, as where the master is the last."""
 
-    exit_delay = 600.0
+    exit_delay = math.inf
 
 
 def fail(*_: object, **__: object) -> NoReturn:
