@@ -28,15 +28,16 @@ class Short(Quick):
 
 
 class Patient(Quick):
-    """Has limits that no test waits for."""
+    """Has limits that no test waits for, and does not end at SIGTERM while one runs."""
 
+    exit_delay = 600.0
     limits = exit_limits = dict.fromkeys(State, math.inf)
 
 
 class Late(Quick):
-    """Goes on for longer than a test does after SIGTERM, as where the master is the last."""
+    """Goes on for long after SIGTERM, as where the master is the last to get it."""
 
-    exit_delay = math.inf
+    exit_delay = 4.0
 
 
 def fail(*_: object, **__: object) -> NoReturn:
