@@ -131,7 +131,10 @@ class Server:
         return int(wait_until(look)[1])
 
     def workers(self, count: int = 2, besides: Collection[int] = ()) -> list[int]:
-        """The process ids of the workers that are alive, once there are `count` new ones."""
+        """The process ids of the workers that are alive, once there are `count` new ones.
+
+        One that has answered nothing yet may still be starting: then each signal ends it.
+        """
 
         def look() -> list[int]:
             booted = map(int, re.findall(r"Booting worker with pid: (\d+)", self.err))
