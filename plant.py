@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import fastjsonschema
-from jsonschema import Draft201909Validator, ValidationError
+from jsonschema import Draft201909Validator
 from referencing import Registry
 
 MAX_EXACT = 2**53  # beyond it doubles are not exact (RFC 7493 section 2.2)
-NO_NUL = r"^[^\x00]*$"  # the pattern of a text in the schemas
-NAMES = {bool: "a boolean", str: "a string", list: "an array", dict: "an object", int: "a number"}
-NAMES |= {type(None): "null", Decimal: "a number with a fraction or an exponent"}
+TYPES = {bool: "a boolean", str: "a string", list: "an array", dict: "an object", int: "a number"}
+TYPES |= {type(None): "null", Decimal: "a number with a fraction or an exponent"}
+RULES = {  # the patterns in schemas/ are all against NUL
+    "minimum": "must be at least {}",
+    "maximum": "must be at most {}",
+    "enum": "must be one of {}",
+    "pattern": "must not contain NUL",
+}
 
 
 class Plant(NamedTuple):
@@ -44,7 +49,7 @@ def parse_new_plant(body: bytes) -> Plant:
         if b"\\u" in body:
             json.dumps(members, ensure_ascii=False, default=str).encode()
     except fastjsonschema.JsonSchemaException as refusal:
-        raise InvalidPlant("; ".join(_find_mistakes(members)) or str(refusal)) from None
+        raise InvalidPlant(_find_mistakes(members) or str(refusal)) from None
     except RecursionError:
         raise InvalidPlant("the plant is nested too deeply") from None
     except UnicodeEncodeError:
@@ -54,15 +59,16 @@ def parse_new_plant(body: bytes) -> Plant:
 
 def openapi() -> dict[str, Any]:
     """Return schemas/openapi.json with the other schemas as its components."""
-    parts = json.dumps({schema["title"]: schema for schema in SCHEMAS.values()})
+    document = _read_schema("openapi")
+    document["components"]["schemas"] = {
+        schema["title"]: {name: schema[name] for name in schema if name not in ("$id", "$schema")}
+        for schema in SCHEMAS.values()
+    }
+    text = json.dumps(document)
     for name, schema in SCHEMAS.items():
-        parts = parts.replace(f'"{name}.json"', f'"#/components/schemas/{schema["title"]}"')
-    components = json.loads(parts)
-    for schema in components.values():
-        del schema["$id"], schema["$schema"]
-    document: dict[str, Any] = _read_schema("openapi")
-    document["components"]["schemas"] = components
-    return document
+        text = text.replace(f'"{name}.json"', f'"#/components/schemas/{schema["title"]}"')
+    whole: dict[str, Any] = json.loads(text)
+    return whole
 
 
 def _read_schema(name: str) -> Any:
@@ -101,8 +107,8 @@ def _parse_number(text: str) -> int | Decimal:
     """
     try:
         number = Decimal(text)
-    except ArithmeticError:  # no room for such an exponent: a number, but nothing that is stored
-        return Decimal("Infinity")
+    except ArithmeticError:  # no room for such an exponent
+        number = Decimal("Infinity")
     is_small = -MAX_EXACT <= number <= MAX_EXACT
     return int(number) if is_small and number == number.to_integral_value() else number
 
@@ -111,48 +117,34 @@ def _refuse_constant(_: str) -> NoReturn:
     raise InvalidPlant("the plant is not JSON, which has no NaN and no Infinity")
 
 
-def _find_mistakes(value: Any) -> list[str]:
-    """Return how `value` breaks the schema, in plain words, each with its place before it."""
-    if isinstance(value, dict):
-        # jsonschema puts repr() of each value into its messages: give it small ones.
-        members = {name: value[name] for name in Plant._fields if name in value}
-        small = {name: _without_content(member) for name, member in members.items()}
-    else:
-        small = _without_content(value)
+def _find_mistakes(value: Any) -> str:
+    """Return how `value` breaks the schema, in plain words, each mistake with its place."""
     mistakes: dict[str, str] = {}
     # Errors of type come last, to replace others at the same place.
-    errors = _VALIDATOR.iter_errors(small)
+    errors = _VALIDATOR.iter_errors(_shrink(value))
     for error in sorted(errors, key=lambda error: error.validator == "type"):
+        place, rule = ".".join(map(str, error.absolute_path)) or "the plant", error.validator_value
         if error.validator == "required":
-            missing = [name for name in error.validator_value if name not in error.instance]
+            missing = [name for name in rule if name not in error.instance]
             mistakes |= dict.fromkeys(missing, "required but missing")
-        else:
-            place = ".".join(map(str, error.absolute_path)) or "the plant"
-            mistakes[place] = _explain(error)
-    return [f"{place}: {mistake}" for place, mistake in sorted(mistakes.items())]
-
-
-def _without_content(value: Any) -> Any:
-    return type(value)() if isinstance(value, dict | list) else value
-
-
-def _explain(error: ValidationError) -> str:
-    """Return what a person has to know to mend a mistake."""
-    rule: Any = error.validator_value
-    match error.validator:
-        case "type":
+        elif error.validator == "type":
             article = "an" if rule[0] in "aeiou" else "a"
-            return f"must be {article} {rule}, not {NAMES[type(error.instance)]}"
-        case "minimum":
-            return f"must be at least {rule}"
-        case "maximum":
-            return f"must be at most {rule}"
-        case "enum":
-            return f"must be one of {json.dumps(rule)}"
-        case "pattern" if rule == NO_NUL:
-            return "must not contain NUL"
-        case _:
-            return f"must fit {error.validator} {json.dumps(rule)}"
+            mistakes[place] = f"must be {article} {rule}, not {TYPES[type(error.instance)]}"
+        else:
+            text = RULES.get(error.validator, f"must fit {error.validator} {{}}")
+            mistakes[place] = text.format(json.dumps(rule))
+    return "; ".join(f"{place}: {mistake}" for place, mistake in sorted(mistakes.items()))
+
+
+def _shrink(value: Any) -> Any:
+    """Return a small value that breaks the same rules: jsonschema's messages have repr() of it."""
+    if not isinstance(value, dict):
+        return [] if isinstance(value, list) else value
+    members = {name: value[name] for name in Plant._fields if name in value}
+    return {
+        name: type(member)() if isinstance(member, dict | list) else member
+        for name, member in members.items()
+    }
 
 
 _DECODER = json.JSONDecoder(
@@ -166,7 +158,7 @@ for _schema in SCHEMAS.values():
 _VALIDATOR = Draft201909Validator(
     SCHEMAS["new-plant"], registry=Registry[Any]().with_contents(_BY_ID.items())
 )
-# The quick check: raises an exception for what is not valid. 2 us a plant, a validator 50.
+# Raises an exception for what is not valid: 2 us a plant, where the validator takes 50.
 _check_quickly: Callable[[Any], Any] = fastjsonschema.compile(
     SCHEMAS["new-plant"],
     handlers=dict.fromkeys(("http", "https"), _BY_ID.__getitem__),  # nothing is fetched

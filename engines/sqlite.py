@@ -38,7 +38,7 @@ TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
 REFUSED = {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG}
 NOT_NOW = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
 NOT_NOW_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
-NO_ACCESS = {0, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+NO_ACCESS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
 DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 DAMAGED = 'see "The file is damaged" in docs/data.md'
 LOST = "was deleted or replaced: see docs/data.md, and only then restart"
@@ -66,7 +66,6 @@ class SQLiteEngine(Engine):
 
     def check(self) -> None:
         with self._commit() as connection:
-            connection.execute(NOTICE_CHANGES).close()
             connection.execute(TRY_TO_COMPILE)
             connection.execute(TRY_A_WRITE)
 
@@ -75,16 +74,12 @@ class SQLiteEngine(Engine):
         values = [value for plant in plants for value in plant]
         with self._commit() as connection:
             try:
-                # Most often all are new, and this takes a third of the time.
-                if connection.execute(INSERT + rows, values).rowcount == len(plants):
-                    return {plant.id: plant for plant in plants}
-            except sqlite3.DatabaseError as error:
-                if primary_code(error) not in REFUSED:
-                    raise
-            connection.execute(NOTICE_CHANGES).close()
-            try:
-                stored = map(Plant._make, connection.execute(FIND_OR_INSERT % rows, values))
-                return {plant.id: plant for plant in stored}
+                with contextlib.suppress(sqlite3.IntegrityError):
+                    # Most often all are new, and this takes a third of the time.
+                    if connection.execute(INSERT + rows, values).rowcount == len(plants):
+                        return {plant.id: plant for plant in plants}
+                found = map(Plant._make, connection.execute(FIND_OR_INSERT % rows, values))
+                return {plant.id: plant for plant in found}
             except sqlite3.DatabaseError as error:
                 is_operators = "NOT NULL constraint failed: plants." in str(error)  # a column's
                 if primary_code(error) not in REFUSED or is_operators:
@@ -106,22 +101,23 @@ class SQLiteEngine(Engine):
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         name = f"{self._path}-lock"
-        with contextlib.ExitStack() as stack:
-            with explained(name):
-                lock = stack.enter_context(open(name, "ab", opener=private))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with explained(name):
+            lock = open(name, "ab", opener=private)  # noqa: SIM115
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     @contextlib.contextmanager
     def _commit(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection to commit on; open the file if it is not open.
+        """Give the connection to commit on, opened if need be. Raises Unavailable.
 
-        What was committed to a file that is no longer there is not stored: raises NeedsOperator.
+        What was committed to a file that is no longer there is not stored.
         """
         with explained(self._path):
             connection = self._connection = self._connection or self._open()
             try:
                 if self._files:
+                    connection.execute(NOTICE_CHANGES).close()
                     yield connection
             finally:
                 if not self._files or self._files != find_files(self._path):
@@ -131,10 +127,10 @@ class SQLiteEngine(Engine):
     def _open(self) -> sqlite3.Connection:
         """Connect to the file, and make it first if there is none."""
         try:
-            found = find_file(self._path)
+            os.stat(self._path)
         except FileNotFoundError:
             create(self._path)
-            found = find_file(self._path)
+        found = os.stat(self._path)
         # On a full disk SQLite, which maps 32 KiB of -shm to begin with, would get a SIGBUS.
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
@@ -143,7 +139,7 @@ class SQLiteEngine(Engine):
             check_file(connection, self._path)
             prepare(connection, self._path)
             self._files = find_files(self._path)
-            if self._files[:1] != [found]:
+            if self._files[:1] != [(found.st_dev, found.st_ino)]:
                 raise Unavailable(f"{self._path} was replaced while it was opened")
             stack.pop_all()
         return connection
@@ -199,16 +195,11 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
     connection.execute(TRY_A_WRITE)
 
 
-def find_file(path: str) -> tuple[int, int]:
-    """Return device and inode of the file at `path`. Raises OSError."""
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
-
-
 def find_files(path: str) -> list[tuple[int, int]]:
     """Return device and inode of the file, -wal and -shm; none if one is missing."""
     with contextlib.suppress(FileNotFoundError):
-        return [find_file(path + suffix) for suffix in ("", "-wal", "-shm")]
+        found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
+        return [(each.st_dev, each.st_ino) for each in found]
     return []
 
 
@@ -233,10 +224,11 @@ def explained(path: str) -> Iterator[None]:
         code, number = primary_code(error), getattr(error, "errno", None)
         reason = f"{path}: {getattr(error, 'strerror', None) or str(error) or 'out of memory'}"
         if code in NOT_NOW or number in NOT_NOW_ERRNO or isinstance(error, MemoryError):
-            is_full = code and not os.statvfs(os.path.dirname(path)).f_bavail
-            raise Unavailable(f"{reason}; the disk is full" if is_full else reason) from None
+            with contextlib.suppress(OSError):
+                reason += "" if os.statvfs(os.path.dirname(path)).f_bavail else "; the disk is full"
+            raise Unavailable(reason) from None
         if code in DAMAGE:
             reason += f"; {DAMAGED}"
-        elif code in NO_ACCESS:
+        if code in NO_ACCESS or number:
             reason += f"; the folder must be there, and user {os.geteuid()} able to write to both"
         raise NeedsOperator(reason) from None
