@@ -1,5 +1,5 @@
 -- Posts a new plant with each request; prints the counts and latencies as JSON at the end.
--- wrk -s post.lua URL -- TOKEN FIRST_ID ORDER, where ORDER is "in-order" or "at-random"
+-- wrk -s post.lua URL -- TOKEN FIRST_ID
 local number_of_threads = 0
 
 function setup(thread)
@@ -12,15 +12,12 @@ function init(args)
   wrk.headers["Authorization"] = "Bearer " .. args[1]
   wrk.headers["Content-Type"] = "application/json"
   next_id = tonumber(args[2]) + thread_number * 100000000
-  at_random = args[3] == "at-random"
-  math.randomseed(next_id)
 end
 
 function request()
   next_id = next_id + 1
-  local id = at_random and math.floor(math.random() * 2 ^ 52) or next_id
   return wrk.format(nil, "/plants", nil,
-    string.format('{"id": %.0f, "name": "Monstera", "tag": "indoor"}', id))
+    string.format('{"id": %.0f, "name": "Monstera", "tag": "indoor"}', next_id))
 end
 
 function done(summary, latency, requests)

@@ -1,93 +1,71 @@
-"""All that was measured of the service and its peers, as medians and as Markdown."""
+"""What was measured, as medians: Markdown and a chart."""
 
-import math
 import os
 import platform
 import sqlite3
 import statistics
 from collections import defaultdict
 
-from competitors import Competitor
-from load import SETTINGS, Run
+from run import Run
+from servers import HERE
 
-# Ours to theirs: plants/s at 32 connections.
-AT_LEAST = {"fastify": 1.1, "uvicorn": 12, "uvloop": 8, "flask": 8}
-NONE = (math.nan,)  # where nothing was measured, or all of it was thrown out
+MARK = "<!-- tests/bench writes what follows -->\n"
+INK, OURS, OTHERS = "#6e7781", "#2da44e", "#8c959f"  # can be read on white and on black
+
+Results = dict[tuple[str, str], list[Run]]  # by the names of a setting and a server
 
 
-class Results:
-    """All that was measured, by the name of a competitor and of a setting."""
+def median(runs: list[Run]) -> Run:
+    """Return the median of each figure."""
+    return Run(*(statistics.median(figures) for figures in zip(*runs, strict=True)))
 
-    def __init__(self, competitors: dict[str, Competitor]) -> None:
-        self.competitors = competitors
-        self.runs: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
-        self.memory: defaultdict[str, list[float]] = defaultdict(list)
-        self.starts: defaultdict[str, list[float]] = defaultdict(list)
 
-    def median(self, name: str, setting: str) -> Run:
-        """The median of each figure."""
-        columns = zip(*(self.runs.get((name, setting)) or [Run(*NONE * 3)]), strict=True)
-        return Run(*(statistics.median(column) for column in columns))
+def report(results: Results, rounds: int, seconds: int) -> str:
+    """Return the results as Markdown. A ratio is this service's plants a second to the other's."""
+    lines = [
+        f"{rounds} rounds of {seconds} s, {os.cpu_count()} cores shared with the clients, "
+        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}:\n",
+        "| | | plants/s | ratio | p50, ms | p99, ms |\n|---|---|---|---|---|---|",
+    ]
+    by_server: defaultdict[str, list[Run]] = defaultdict(list)
+    for (setting, server), runs in results.items():
+        by_server[server] += runs
+        run, rates = median(runs), [run.rate for run in runs]
+        spread = f"{run.rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+        ratio = median(results[setting, "this service"]).rate / max(run.rate, 1)
+        figures = f"{spread} | {ratio:.2f} | {run.p50:.1f} | {run.p99:.1f}"
+        lines.append(f"| {setting} | {server} | {figures} |")
+    lines.append("\n| | MB (PSS) | s to the first 200 |\n|---|---|---|")
+    for server, runs in by_server.items():
+        lines.append(f"| {server} | {median(runs).memory:.0f} | {median(runs).start:.2f} |")
+    return "\n".join(lines) + "\n"
 
-    def ratio(self, setting: str, other: str, figure: str = "rate") -> float:
-        """Ours to another's plants a second, or another figure."""
-        ours, theirs = (self.median(name, setting) for name in ("ours", other))
-        return getattr(ours, figure) / getattr(theirs, figure)
 
-    def targets(self) -> list[tuple[str, float, str]]:
-        """The rows of the table of targets, without what was not measured."""
-        beside = {name: f"this service / {each.title}" for name, each in self.competitors.items()}
-        targets = []
-        for name, wanted in AT_LEAST.items():
-            if name in beside:
-                rate = self.ratio("32", name)
-                targets.append((f"{beside[name]}, plants/s", rate, f"at least {wanted}"))
-        if other := beside.get("fastify"):
-            p99, slow = self.ratio("32", "fastify", "p99"), self.ratio("slow", "fastify")
-            targets.append((f"{other}, p99", p99, "at most 0.33"))
-            targets.append((f"{other}, {SETTINGS['slow'].title}", slow, "at least 18"))
-        if other := beside.get("other"):
-            for key, setting in SETTINGS.items():
-                for what, figure in (("plants/s", "rate"), ("p99", "p99")):
-                    ratio = self.ratio(key, "other", figure)
-                    targets.append((f"{other}, {setting.title}, {what}", ratio, ""))
-        memory = statistics.median(self.memory.get("ours", NONE))
-        start = statistics.median(self.starts.get("ours", NONE))
-        targets.append(("memory of this service, MB (PSS)", memory, "at most 75"))
-        targets.append(("seconds to the first 200", start, "at most 0.7"))
-        return [target for target in targets if not math.isnan(target[1])]
+def write(text: str) -> None:
+    """Put the results into their page."""
+    page = HERE / "results.md"
+    page.write_text(page.read_text().partition(MARK)[0] + MARK + "\n" + text)
 
-    def shown(self, name: str, setting: str) -> str:
-        """Plants a second, as median and spread, and the latencies."""
-        rates = [run.rate for run in self.runs.get((name, setting), [])] or NONE
-        run = self.median(name, setting)
-        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
-        return f"{run.rate:,.0f} ({spread}) | {run.p50:.1f} | {run.p99:.1f}"
 
-    def report(self, rounds: int, seconds: int) -> str:
-        """The results as Markdown."""
-        lines = [
-            f"# {platform.python_implementation()} {platform.python_version()}, "
-            f"{os.cpu_count()} cores shared with the load generator, "
-            f"SQLite {sqlite3.sqlite_version}",
-            "",
-            f"Medians of {rounds} rounds of {seconds} s (lowest to highest), plants a second, and "
-            "latencies in ms. `python tests/bench` writes this.",
+def draw(results: Results) -> None:
+    """Draw plants a second with 32 connections, of all but the ceiling."""
+    rates = {
+        server: median(runs).rate
+        for (setting, server), runs in results.items()
+        if setting == "32 connections" and "ceiling" not in server
+    }
+    height = 34 + 30 * len(rates)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 {height}" width="780" '
+        f'font-family="sans-serif" font-size="14" fill="{INK}">',
+        '<text x="270" y="20">plants stored a second, 32 connections, synced to disk</text>',
+    ]
+    for y, (server, rate) in zip(range(34, height, 30), rates.items(), strict=True):
+        width = round(430 * rate / max(rates.values()))
+        color = OURS if server == "this service" else OTHERS
+        lines += [
+            f'<text x="262" y="{y + 16}" text-anchor="end">{server}</text>',
+            f'<rect x="270" y="{y}" width="{width}" height="22" fill="{color}"/>',
+            f'<text x="{276 + width}" y="{y + 16}">{rate:,.0f}</text>',
         ]
-        for key, setting in SETTINGS.items():
-            if names := [name for name in self.competitors if (name, key) in self.runs]:
-                lines += ["", f"## {setting.title}", ""]
-                lines += ["| | plants/s | p50 | p99 |", "|---|---|---|---|"]
-                for name in names:
-                    lines.append(f"| {self.competitors[name].title} | {self.shown(name, key)} |")
-        lines += ["", "## Targets", "", "| | measured | target |", "|---|---|---|"]
-        for title, value, wanted in self.targets():
-            lines.append(f"| {title} | {value:.2f} | {wanted} |")
-        if self.starts:
-            lines += ["", "## Memory and start", ""]
-            lines += ["| | MB (PSS) | s to the first 200 |", "|---|---|---|"]
-        for name in self.starts:
-            memory = statistics.median(self.memory.get(name, NONE))
-            start = statistics.median(self.starts[name])
-            lines.append(f"| {self.competitors[name].title} | {memory:.0f} | {start:.2f} |")
-        return "\n".join(lines) + "\n"
+    (HERE / "chart.svg").write_text("\n".join([*lines, "</svg>"]) + "\n")
