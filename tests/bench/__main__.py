@@ -23,7 +23,7 @@ def main() -> None:
     """Measure; print what came of it, and write it down if it is the whole of it."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--against", metavar="COMMIT", help="compare the service with this one")
-    parser.add_argument("--postgresql", metavar="URL", help="of a database for tests alone")
+    parser.add_argument("--postgresql", metavar="URL", help="its table plants is dropped")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=4, help="of each run")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, help="only these; no files")
