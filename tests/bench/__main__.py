@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, help="only these; no files")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # leaves no server behind
-    compile_slow_sync()
     servers = [this_service(), *([service_of(options.against)] if options.against else others())]
+    compile_slow_sync()
     results: Results = defaultdict(list)
     for number, name in itertools.product(range(options.rounds), options.settings or SETTINGS):
         setting = SETTINGS[name]

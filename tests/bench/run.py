@@ -84,7 +84,8 @@ def running(server: Server, url: str, slow: bool, log: Path) -> Iterator[tuple[i
     command = [server.program, *server.options.replace("PORT", port).split()]
     environment = os.environ | {"DATABASE_URL": url, "PLANTS_TOKENS": TOKEN, "WEB_CONCURRENCY": "2"}
     if slow:
-        environment |= {"LD_PRELOAD": str(SLOW_SYNC), "SYNC_WAITS": str(SLOW_SYNC)}
+        library = os.path.relpath(SLOW_SYNC, server.folder)  # as LD_PRELOAD ends at a space
+        environment |= {"LD_PRELOAD": library, "SYNC_WAITS": library}
     begin, address = time.monotonic(), f"http://127.0.0.1:{port}"
     with log.open("wb") as out:
         process = subprocess.Popen(
