@@ -9,14 +9,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from engines import Blocked, Conflict, Engine, NeedsOperator, Rejected, Unavailable
 from plant import Plant
+
+Outcome: TypeAlias = Exception | None  # None is a success
+Function: TypeAlias = Callable[[], None]
 
 WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_INTERVAL = 1.0  # seconds after a health check in which others need no write of their own
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 BUSY = Unavailable("the storage is busy or hangs")
+LATE = Unavailable("other plants of its batch took too long")
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +29,7 @@ class Entry:
     """A plant in the queue, or None for a health check."""
 
     plant: Plant | None
-    outcome: Exception | None = BUSY  # None is a success
+    outcome: Outcome = BUSY
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -36,11 +41,7 @@ class Storage:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        wait_limit: float,
-        call: Callable[[Callable[[], None]], None],
-        gather: Callable[[], None],
+        self, engine: Engine, wait_limit: float, call: Callable[[Function], None], gather: Function
     ) -> None:
         """Wait at most `wait_limit` seconds; use the engine through `call` only.
 
@@ -67,12 +68,11 @@ class Storage:
         Raises Conflict, Rejected, or, after the wait limit at most, Unavailable: the outcome is
         unknown.
         """
-        (outcome,) = self._wait_for([plant], self._wait_limit)
-        if outcome:
+        if outcome := self.add_all([plant])[0]:
             # Others may share it, and its traceback would grow from one to the next.
             raise outcome.with_traceback(None)
 
-    def add_all(self, plants: Sequence[Plant]) -> list[Exception | None]:
+    def add_all(self, plants: Sequence[Plant]) -> list[Outcome]:
         """Store many plants in few batches; return for each None, or what add() would raise."""
         return self._wait_for(plants, self._wait_limit)
 
@@ -90,9 +90,9 @@ class Storage:
         self._wake_up.set()
         self._writer.join(self._wait_limit / 2)
 
-    def _wait_for(self, plants: Sequence[Plant | None], limit: float) -> list[Exception | None]:
+    def _wait_for(self, plants: Sequence[Plant | None], limit: float) -> list[Outcome]:
         if self._is_closed:
-            return [Unavailable("the storage is closed") for _ in plants]
+            return [Unavailable("the storage is closed")] * len(plants)
         deadline = time.monotonic() + limit
         entries = [Entry(plant) for plant in plants]
         self._queue += entries
@@ -142,7 +142,7 @@ class Storage:
         for entry in self._batch:
             entry.outcome = next(outcomes) if entry.plant else checked
 
-    def _check(self) -> Exception | None:
+    def _check(self) -> Outcome:
         try:
             self.engine.check()
         except Rejected as error:  # what keeps out even nothing is not a plant's fault
@@ -152,15 +152,15 @@ class Storage:
         self._checked_at = self._stored_at = time.monotonic()
         return None
 
-    def _store(self, plants: list[Plant], deadline: float = 0.0) -> list[Exception | None]:
-        """Store plants, a part of a batch if there is a deadline; return the outcome of each.
+    def _store(self, plants: list[Plant], deadline: float | None = None) -> list[Outcome]:
+        """Store a batch, or a part of one until its deadline; return the outcome of each plant.
 
         If one may be at fault, each half is stored by itself, so that it keeps out no other.
         """
         # Sorted, as two batches with the same plants in different order can deadlock.
         unique = sorted({plant.id: plant for plant in reversed(plants)}.values())
         try:
-            stored = self.engine.insert(unique, is_part=bool(deadline))
+            stored = self.engine.insert(unique, is_part=deadline is not None)
             self._stored_at = time.monotonic()
             return [_compare(plant, stored) for plant in plants]
         except (Blocked, Rejected) as error:
@@ -171,12 +171,12 @@ class Storage:
             return [error] * len(plants)
         deadline = deadline or time.monotonic() + self._wait_limit / 2
         if time.monotonic() > deadline:
-            return [Unavailable("other plants of its batch took too long")] * len(plants)
+            return [LATE] * len(plants)
         middle = len(plants) // 2
         return self._store(plants[:middle], deadline) + self._store(plants[middle:], deadline)
 
 
-def _compare(plant: Plant, stored: Mapping[int, Plant]) -> Exception | None:
+def _compare(plant: Plant, stored: Mapping[int, Plant]) -> Outcome:
     """Return the outcome for `plant` where `stored` is what its database has after the insert."""
     if plant.id not in stored:
         return Rejected("it was not stored: a trigger or a policy keeps it out")

@@ -70,6 +70,8 @@ class Connection:
 
         Raises LimitRequestHeaders where there is more than `room`.
         """
+        if self._unsent:  # a client may wait for a 100 Continue
+            self.flush()
         if self.state is State.WAITING:
             # recv() would not wait for what is there, nor let others come first.
             gevent.socket.wait_read(self._sock.fileno())
@@ -92,11 +94,7 @@ class Connection:
         """Keep a part of an answer until flush()."""
         self._unsent += data
 
-    def send(self, data: bytes) -> None:
-        """Send a 100 Continue, which a client may not take either."""
-        self.sendall(data)
-        self.flush()
-        self.state = State.WORKING
+    send = sendall
 
     def say_close(self) -> None:
         """Make the answer that is kept the last (RFC 9112 section 9.6)."""
@@ -202,7 +200,10 @@ class Worker(GeventWorker):
             if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
                 req.force_close()
         super().handle_request(listener_name, req, sock, addr)
-        if sock.is_last or self.is_ending or not is_read(req.body.reader):
+        # gunicorn's reader of a body with a length, or in chunks, has come to its end like this.
+        reader = req.body.reader
+        is_read = getattr(reader, "length", None) == 0 or getattr(reader, "parser", reader) is None
+        if sock.is_last or self.is_ending or not is_read:
             sock.say_close()
             raise StopIteration
         sock.flush()
@@ -231,11 +232,6 @@ class Worker(GeventWorker):
         for part in refuse(status, message, environ, answer.start_response):
             answer.write(part)
         self.log.access(answer, answer, environ, timedelta())
-
-
-def is_read(reader: Any) -> bool:
-    """Return whether gunicorn's reader of a body is known to have come to its end."""
-    return getattr(reader, "length", None) == 0 or getattr(reader, "parser", reader) is None
 
 
 def take_shortcuts(cfg: Any) -> None:

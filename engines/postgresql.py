@@ -151,7 +151,6 @@ class PostgreSQLEngine(Engine):
             except psycopg.Error as error:
                 # Its traceback is in a cycle, and would keep a connection that timed out open.
                 failure = explain(error.with_traceback(None), plants)
-                is_triggers = error.diag.context is not None
             if self._connection and self._connection.closed:  # a pooler has codes of its own
                 failure = LostConnection(str(failure))
             if not isinstance(failure, LostConnection):
@@ -161,7 +160,7 @@ class PostgreSQLEngine(Engine):
                 self._failure, self._retry_at = failure, now + (now - start)
             self.close()
             if now > deadline or not was_connected:
-                raise Blocked(str(failure)) if is_triggers else failure
+                raise failure
             log.warning("%s; connecting again", failure)
             time.sleep(PAUSE)
 
@@ -229,10 +228,10 @@ def explain(error: psycopg.Error, plants: Sequence[Plant]) -> Exception:
         if plants:  # of which the message may have parts
             text = f"PostgreSQL: {type(error).__name__} ({code})"
         text += f": {diag.context.splitlines()[-1]}"
-    if code.startswith(RECONNECT) and not (diag.context and code.startswith("08")):
-        return LostConnection(text)
     if code == "55P03" or (code.startswith(RECONNECT + NOT_NOW) and diag.context):
         return Blocked(text)
+    if code.startswith(RECONNECT):
+        return LostConnection(text)
     if code.startswith(NOT_NOW):
         return Unavailable(text)
     if code == "42501":

@@ -43,6 +43,8 @@ DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 DAMAGED = 'see "The file is damaged" in docs/data.md'
 LOST = "was deleted or replaced: see docs/data.md, and only then restart"
 
+private = partial(os.open, mode=0o600)  # an opener: who may read the file can hold its locks
+
 
 class SQLiteEngine(Engine):
     """A connection to a file that several processes write to, one at a time.
@@ -164,7 +166,6 @@ def create(path: str) -> None:
     new = f"{path}-new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)  # SQLite deletes a journal that an empty file has
-    # Who may read the file can hold SQLite's locks, too.
     open(new, "xb", opener=private).close()
     with contextlib.closing(sqlite3.connect(new)) as connection:
         connection.executescript(SCHEMA)
@@ -201,11 +202,6 @@ def find_files(path: str) -> list[tuple[int, int]]:
         found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
         return [(each.st_dev, each.st_ino) for each in found]
     return []
-
-
-def private(path: str, flags: int) -> int:
-    """Open a file, for open(): one that is made is for its owner only."""
-    return os.open(path, flags, 0o600)
 
 
 def primary_code(error: BaseException) -> int:
