@@ -86,6 +86,7 @@ class Connection:
         if not self.room:
             raise errors.LimitRequestHeaders("")
         data = self._sock.recv(min(size, self.room))
+        self.is_last = not data  # the client has ended
         self.room -= len(data)
         self.state = State.WORKING
         return data
