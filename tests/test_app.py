@@ -285,24 +285,25 @@ def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_aw
     assert stored()[0] == (7, "Monstera", "indoor")
 
 
-def post_to_failing(failure):
-    """Post a plant where the storage raises an exception."""
+def failing(failure):
+    """Return a client of an application whose storage raises an exception."""
 
-    def add(plant):
+    def fail(_):
         raise failure
 
-    client = TestApp(create_app(SimpleNamespace(add=add), [TOKEN]))
-    return post(client, MONSTERA, Authorization=f"Bearer {TOKEN}")
+    client = TestApp(create_app(SimpleNamespace(add=fail, check=fail), [TOKEN]))
+    client.authorization = ("Bearer", TOKEN)
+    return client
 
 
 def test_a_plant_that_the_storage_never_takes_is_a_400_with_nothing_from_inside():
     message = "the storage does not accept this plant; to send it again does not help"
-    assert refused(post_to_failing(Rejected("from inside")), 400) == message
+    assert refused(post(failing(Rejected("from inside")), MONSTERA), 400) == message
 
 
 def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
     """The log has the traceback, and the request's id."""
-    answer = post_to_failing(ZeroDivisionError("from inside"))
+    answer = post(failing(ZeroDivisionError("from inside")), MONSTERA)
     refused(answer, 500, "the service failed; it is safe to send the same plant again")
     assert "inside" not in answer.text and "Zero" not in answer.text
     assert "ZeroDivisionError: from inside" in answer.errors
@@ -326,9 +327,10 @@ def test_every_answer_has_a_request_id_the_clients_own_if_that_is_sane(client, s
         assert all(re.fullmatch("(?!0{8})[0-9a-f]{32}", each) for each in found)
 
 
-@pytest.mark.parametrize(
-    "setting", ["a/b+c.d_e~f-0123==", " token-0123456789 ,web:token-0123456\n"]
-)
+GOOD = ["a/b+c.d_e~f-0123==", " token-0123456789 ,\tweb:token-01234567890\n"]
+
+
+@pytest.mark.parametrize("setting", GOOD)
 def test_tokens_are_a_list_with_commas_or_spaces(monkeypatch, setting):
     monkeypatch.setenv("PLANTS_TOKENS", setting)
     assert read_tokens() == setting.replace(",", " ").split()
