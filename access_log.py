@@ -1,7 +1,4 @@
-"""The access log: one line for each request, which no request can forge, without secrets.
-
-Not in gunicorn.conf.py, which SIGHUP executes anew while the logger stays that of the start.
-"""
+"""The access log: one line for each request, which no request can forge, without secrets."""
 
 import contextlib
 import json

@@ -1,7 +1,4 @@
-"""The HTTP interface: POST /plants stores a plant, GET /healthz tells whether that is possible.
-
-Contains no SQL and reads no environment: start.py calls create_app() with a storage.
-"""
+"""The HTTP interface: POST /plants stores a plant, GET /healthz tells whether that is possible."""
 
 import hashlib
 import json

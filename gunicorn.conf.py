@@ -1,7 +1,4 @@
-"""How gunicorn runs the service. gunicorn reads this file by itself from where it is started.
-
-Settings, and what happens once at the start; worker.py serves, app.py answers. https://gunicorn.org/reference/settings/
-"""
+"""Settings of gunicorn, which reads this by itself, and anew at SIGHUP: it defines no class."""
 
 import os
 import resource

@@ -1,7 +1,4 @@
-"""A plant, and what makes one of a request's body: I-JSON (RFC 7493), checked by schemas/*.json.
-
-Contains no HTTP and no SQL: app.py uses it for requests, transfer.py for `load`.
-"""
+"""A plant, and what makes one of a request's body: I-JSON (RFC 7493), checked by schemas/*.json."""
 
 import codecs
 import json

@@ -1,8 +1,4 @@
-"""The wiring: what the environment says, made into a storage and an application.
-
-Contains no SQL and no HTTP. gunicorn runs get_app() in each worker, transfer.py get_storage();
-`python start.py` checks whether the service could store plants.
-"""
+"""The wiring: what the environment says, made into a storage and an application."""
 
 import logging
 import operator

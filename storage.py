@@ -1,7 +1,4 @@
-"""The storage: once Storage.add() returns, the plant survives a crash and a power cut.
-
-Contains no SQL and no HTTP, and imports no database: start.py gives it an engine.
-"""
+"""The storage: once Storage.add() returns, the plant survives a crash and a power cut."""
 
 import contextlib
 import threading

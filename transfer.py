@@ -1,7 +1,4 @@
-"""The commands dump and load: all plants as JSON Lines (jsonlines.org), out and in.
-
-Contains no SQL and no HTTP: storage.py stores, plant.py says what a plant is.
-"""
+"""The commands dump and load: all plants as JSON Lines (jsonlines.org), out and in."""
 
 import argparse
 import contextlib

@@ -1,7 +1,4 @@
-"""gunicorn's gevent worker with time limits for its clients.
-
-Not in gunicorn.conf.py, which SIGHUP executes anew. docs/code.md says what of gunicorn it uses.
-"""
+"""gunicorn's gevent worker with time limits for its clients; docs/gunicorn.md: what it uses."""
 
 import contextlib
 import enum

@@ -1,7 +1,4 @@
-"""What the storage needs of a database, and in which ways it can fail.
-
-Contains no SQL and imports no database: sqlite.py and postgresql.py here are the engines.
-"""
+"""What the storage needs of a database, and in which ways it can fail."""
 
 import abc
 import contextlib

@@ -1,7 +1,4 @@
-"""The engine for a table on a PostgreSQL server, on a cluster of them, or behind a pooler.
-
-Contains no queue: storage.py has that. start.py imports this only for the URL of such a server.
-"""
+"""The engine for a table on a PostgreSQL server, on a cluster of them, or behind a pooler."""
 
 import contextlib
 import json

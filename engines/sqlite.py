@@ -1,7 +1,4 @@
-"""The engine for a SQLite file in WAL mode, synced at every commit (sqlite.org/wal.html).
-
-Contains no queue and no limits for requests: storage.py has those.
-"""
+"""The engine for a SQLite file in WAL mode, synced at every commit (sqlite.org/wal.html)."""
 
 import contextlib
 import errno
