@@ -25,13 +25,13 @@ COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))
 INSERT = f"INSERT OR ABORT INTO plants ({COLUMNS}) VALUES "
 FIND_OR_INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES %s
     ON CONFLICT (id) DO UPDATE SET id = plants.id RETURNING {COLUMNS}"""
-SELECT = f"SELECT {COLUMNS} FROM plants ORDER BY id"
 # A statement that does not compile does not notice that another program has changed the tables.
 NOTICE_CHANGES = "SELECT 1 FROM sqlite_schema LIMIT 0"
 TRY_TO_COMPILE = f"EXPLAIN {INSERT}{ROW.replace('?', 'NULL')}"
+SELECT = f"SELECT {COLUMNS} FROM plants ORDER BY id"
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
-# What a plant may be at fault for; of other codes (sqlite.org/rescode.html), these will pass.
+# What a plant may be at fault for; of other primary codes (sqlite.org/rescode.html), these pass.
 REFUSED = {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG}
 NOT_NOW = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
 NOT_NOW_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
@@ -81,7 +81,7 @@ class SQLiteEngine(Engine):
                 return {plant.id: plant for plant in found}
             except sqlite3.DatabaseError as error:
                 is_operators = "NOT NULL constraint failed: plants." in str(error)  # a column's
-                if primary_code(error) not in REFUSED or is_operators:
+                if error.sqlite_errorcode & 0xFF not in REFUSED or is_operators:
                     raise
                 # Without the message, as a trigger's may have something of the plant in it.
                 raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
@@ -201,11 +201,6 @@ def find_files(path: str) -> list[tuple[int, int]]:
     return []
 
 
-def primary_code(error: BaseException) -> int:
-    """Return SQLite's code without its details; 0 if it is not SQLite that failed."""
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
-
-
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
     """Raise the error of ours that SQLite's or the system's means: one line, nothing of plants."""
@@ -214,7 +209,7 @@ def explained(path: str) -> Iterator[None]:
     except sqlite3.ProgrammingError:
         raise  # a bug, and nothing for an operator
     except (sqlite3.Error, OSError, MemoryError) as error:
-        code, number = primary_code(error), getattr(error, "errno", None)
+        code, number = getattr(error, "sqlite_errorcode", 0) & 0xFF, getattr(error, "errno", None)
         reason = f"{path}: {getattr(error, 'strerror', None) or str(error) or 'out of memory'}"
         if code in NOT_NOW or number in NOT_NOW_ERRNO or isinstance(error, MemoryError):
             with contextlib.suppress(OSError):
