@@ -94,10 +94,6 @@ class Connection:
 
     send = sendall
 
-    def say_close(self) -> None:
-        """Make the answer that is kept the last (RFC 9112 section 9.6)."""
-        self._unsent = self._unsent.replace(b"\nConnection: keep-alive", b"\nConnection: close", 1)
-
     def flush(self) -> None:
         """Send what was kept."""
         self.enter(State.SENDING)
@@ -115,8 +111,10 @@ class Connection:
 
     def close(self) -> None:
         """Close once the client has read its last answer (RFC 9112 section 9.6), or is cut."""
+        keep, close = b"\nConnection: keep-alive", b"\nConnection: close"
         with contextlib.suppress(OSError):
-            if self._unsent:
+            if self._unsent:  # it is the last answer, and says so
+                self._unsent = self._unsent.replace(keep, close, 1)
                 self.flush()
                 self.enter(State.ENDING)
                 self._sock.shutdown(socket.SHUT_WR)
@@ -202,7 +200,6 @@ class Worker(GeventWorker):
         reader = req.body.reader
         is_read = getattr(reader, "length", None) == 0 or getattr(reader, "parser", reader) is None
         if sock.is_last or self.is_ending or not is_read:
-            sock.say_close()
             raise StopIteration
         sock.flush()
         sock.enter(State.WAITING)
