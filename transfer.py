@@ -38,11 +38,16 @@ def load(storage: Storage) -> bool:
     with tqdm(sys.stdin.buffer, unit=" plants", **BAR) as lines:
         numbered = enumerate(lines, 1)
         while some := list(itertools.islice(numbered, BATCH)):
-            parsed = {number: parse_line(line) for number, line in some if line.strip()}
-            plants = [each for each in parsed.values() if isinstance(each, Plant)]
-            outcomes = iter(storage.add_all(plants))
-            for number, each in parsed.items():
-                outcome = next(outcomes) if isinstance(each, Plant) else each
+            plants: dict[int, Plant] = {}
+            outcomes: dict[int, Exception | None] = {}
+            for number, line in some:
+                try:
+                    if line.strip():
+                        plants[number] = parse_new_plant(line.rstrip(b"\r\n"))
+                except InvalidPlant as error:
+                    outcomes[number] = error
+            outcomes.update(zip(plants, storage.add_all(list(plants.values())), strict=True))
+            for number, outcome in sorted(outcomes.items()):
                 if isinstance(outcome, Unavailable):
                     raise outcome
                 if outcome:
@@ -50,14 +55,6 @@ def load(storage: Storage) -> bool:
                 stored, refused = stored + (outcome is None), refused + (outcome is not None)
     print(f"{stored} stored, {refused} refused")
     return not refused
-
-
-def parse_line(line: bytes) -> Plant | InvalidPlant:
-    """Return the plant in a line, or what is wrong with it."""
-    try:
-        return parse_new_plant(line.rstrip(b"\r\n"))
-    except InvalidPlant as error:
-        return error
 
 
 def main() -> None:
