@@ -33,17 +33,14 @@ class Entry:
 class Storage:
     """The plants in a database, for all threads of a process, until it is closed.
 
-    A commit that waits for the disk costs as much for many plants as for one. So a request puts
-    its plant into a queue and waits; one thread, the writer, stores what is queued as one batch.
+    A commit costs as much for many plants as for one. So a request puts its plant into a queue
+    and waits; one thread, the writer, stores what is queued as one batch.
     """
 
     def __init__(
         self, engine: Engine, wait_limit: float, call: Callable[[Function], None], gather: Function
     ) -> None:
-        """Wait at most `wait_limit` seconds; use the engine through `call` only.
-
-        `gather` gives all requests that have arrived the time to come and wait.
-        """
+        """Use the engine through `call`; `gather` lets all who have arrived come and wait."""
         self.engine, self.rows = engine, engine.rows
         self._wait_limit, self._call, self._gather = wait_limit, call, gather
         self._queue: deque[Entry] = deque()
@@ -60,11 +57,7 @@ class Storage:
         self._wake_up.set()
 
     def add(self, plant: Plant) -> None:
-        """Store `plant`, or make sure that it is stored already; either is durable on return.
-
-        Raises Conflict, Rejected, or, after the wait limit at most, Unavailable: the outcome is
-        unknown.
-        """
+        """Store `plant` durably, if it is not yet. Raises Conflict, Rejected or Unavailable."""
         if outcome := self.add_all([plant])[0]:
             # Others may share it, and its traceback would grow from one to the next.
             raise outcome.with_traceback(None)
@@ -90,8 +83,7 @@ class Storage:
     def _wait_for(self, plants: Sequence[Plant | None], limit: float) -> list[Outcome]:
         if self._is_closed:
             return [Unavailable("the storage is closed")] * len(plants)
-        deadline = time.monotonic() + limit
-        entries = [Entry(plant) for plant in plants]
+        deadline, entries = time.monotonic() + limit, [Entry(plant) for plant in plants]
         self._queue += entries
         self._wake_up.set()
         for entry in entries:
@@ -142,18 +134,13 @@ class Storage:
     def _check(self) -> Outcome:
         try:
             self.engine.check()
-        except Rejected as error:  # what keeps out even nothing is not a plant's fault
-            return NeedsOperator(str(error))
-        except Exception as error:
-            return error
+        except Exception as error:  # what keeps out even nothing is not a plant's fault
+            return NeedsOperator(str(error)) if isinstance(error, Rejected) else error
         self._checked_at = self._stored_at = time.monotonic()
         return None
 
     def _store(self, plants: list[Plant], deadline: float | None = None) -> list[Outcome]:
-        """Store a batch, or a part of one until its deadline; return the outcome of each plant.
-
-        If one may be at fault, each half is stored by itself, so that it keeps out no other.
-        """
+        """Store a batch; if one plant may be at fault, each half alone, until the deadline."""
         # Sorted, as two batches with the same plants in different order can deadlock.
         unique = sorted({plant.id: plant for plant in reversed(plants)}.values())
         try:
