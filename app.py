@@ -52,7 +52,7 @@ BaseResponse.default_content_type = "application/json"  # of all but the page
 
 
 class Storage(Protocol):
-    """What the application needs of storage.py's Storage, where both methods are explained."""
+    """What the application needs of storage.py's Storage."""
 
     def add(self, plant: Plant) -> None: ...
     def check(self, limit: float) -> None: ...
@@ -79,10 +79,7 @@ class App(Bottle):
 
 
 def create_app(storage: Storage, tokens: Iterable[str]) -> App:
-    """Return a WSGI application that stores plants of clients with one of `tokens`.
-
-    A token may have the name of its clients before it, with a colon, for the access log.
-    """
+    """Return a WSGI application for clients with one of `tokens`, like TOKEN or NAME:TOKEN."""
     names = {}  # by digest: how long a look-up takes tells nothing of a token
     for each in tokens:
         name, _, token = each.rpartition(":")
@@ -104,8 +101,7 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> App:
         page = partial(HTTPResponse, body, Content_Type=kind, **PAGE_HEADERS)
         app.route(path, callback=page, **public)
     preflight = partial(HTTPResponse, status=204, **PREFLIGHT_HEADERS)
-    for path in CORS_PATHS:
-        app.route(path, "OPTIONS", preflight, skip=True)
+    app.route(CORS_PATHS, "OPTIONS", preflight, skip=True)
     return app
 
 
@@ -153,10 +149,7 @@ def require_host() -> None:
 
 
 def require_token(names: Mapping[bytes, str], callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Let only requests with a token whose digest is in `names` through to a callback (RFC 6750).
-
-    The token's name becomes REMOTE_USER, if it has one (RFC 3875 section 4.1.11).
-    """
+    """Let only requests with a token (RFC 6750) to a callback; its name becomes REMOTE_USER."""
 
     def authorized(**arguments: Any) -> Any:
         scheme, _, token = request.environ.get("HTTP_AUTHORIZATION", "").partition(" ")
@@ -167,8 +160,7 @@ def require_token(names: Mapping[bytes, str], callback: Callable[..., Any]) -> C
         if name is None:
             challenge = 'Bearer realm="plants", error="invalid_token"'
             raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
-        if name:
-            request.environ["REMOTE_USER"] = name
+        request.environ["REMOTE_USER"] = name  # RFC 3875 section 4.1.11
         return callback(**arguments)
 
     return authorized
@@ -184,11 +176,8 @@ def require_json(environ: Environ) -> None:
 
 
 def read_body(environ: Environ) -> bytes:
-    """Return the whole body, and read no further: not every server stops there (PEP 3333).
-
-    Raises HTTPError: 413 if it is too long, 408 if it ends early, 400 if it is badly chunked.
-    Bottle's request.body would undo a chunked encoding that the server has undone already.
-    """
+    """Return the whole body, and read no further: not every server stops there (PEP 3333)."""
+    # Bottle's request.body would undo a chunked encoding that the server has undone already.
     has_end = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")
     try:
         declared = max(int(environ.get("CONTENT_LENGTH") or 0), 0)
@@ -206,24 +195,19 @@ def read_body(environ: Environ) -> bytes:
 
 
 def answer_error(error: HTTPError) -> bytes:
-    """The body of every answer of 400 and above: an Error object, whoever raised the error.
-
-    "plants.reason" in the environ becomes the reason for the access log.
-    """
-    message = reason = str(error.body)
+    """Return the body of every answer of 400 and above, and note the reason for the access log."""
+    message, reason = str(error.body), None
     if error.status_code == 404:
-        message = reason = (
-            f"there is nothing at {request.path}; plants are created with POST /plants"
-        )
+        message = f"there is nothing at {request.path}; plants are created with POST /plants"
     elif error.status_code == 405:
         error.headers["Allow"] = error.headers["Allow"].replace(",", ", ")
-        message = reason = f"this method is not possible here, only {error.headers['Allow']}"
+        message = f"this method is not possible here, only {error.headers['Allow']}"
     elif error.status_code == 500:
         message, reason = f"the service failed; {SAFE}", type(error.exception).__name__
         log.error("request %s failed, see the traceback", request.environ["plants.request_id"])
     elif error.exception:
         reason = str(error.exception)
-    request.environ.setdefault("plants.reason", reason)
+    request.environ.setdefault("plants.reason", reason or message)
     return to_json({"error": error.status_code, "message": message[:MESSAGE_LIMIT]})
 
 
