@@ -11,7 +11,7 @@ import fastjsonschema
 from jsonschema import Draft201909Validator
 from referencing import Registry
 
-MAX_EXACT = 2**53  # beyond it doubles are not exact (RFC 7493 section 2.2)
+MAX_EXACT = 2**53  # beyond it 1e16 may stand for a neighbour (RFC 7493 section 2.2)
 TYPES = {bool: "a boolean", str: "a string", list: "an array", dict: "an object", int: "a number"}
 TYPES |= {type(None): "null", Decimal: "a number with a fraction or an exponent"}
 RULES = {  # the patterns in schemas/ are all against NUL
@@ -54,7 +54,7 @@ def parse_new_plant(body: bytes) -> Plant:
     return Plant._make(map(members.get, Plant._fields))
 
 
-def openapi() -> dict[str, Any]:
+def openapi() -> Any:
     """Return schemas/openapi.json with the other schemas as its components."""
     document = _read_schema("openapi")
     document["components"]["schemas"] = {
@@ -64,8 +64,7 @@ def openapi() -> dict[str, Any]:
     text = json.dumps(document)
     for name, schema in SCHEMAS.items():
         text = text.replace(f'"{name}.json"', f'"#/components/schemas/{schema["title"]}"')
-    whole: dict[str, Any] = json.loads(text)
-    return whole
+    return json.loads(text)
 
 
 def _read_schema(name: str) -> Any:
@@ -98,14 +97,11 @@ def _unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_number(text: str) -> int | Decimal:
-    """Return an int where a number with a fraction or an exponent is one (JSON Schema 4.2.3).
-
-    Beyond 2**53 it stays a Decimal, which the schema refuses: 1e16 may stand for a neighbour.
-    """
+    """Return an int where a fraction or an exponent leaves an exact one (JSON Schema 4.2.3)."""
     try:
         number = Decimal(text)
     except ArithmeticError:  # no room for such an exponent
-        number = Decimal("Infinity")
+        return Decimal("Infinity")
     is_small = -MAX_EXACT <= number <= MAX_EXACT
     return int(number) if is_small and number == number.to_integral_value() else number
 
@@ -117,9 +113,11 @@ def _refuse_constant(_: str) -> NoReturn:
 def _find_mistakes(value: Any) -> str:
     """Return how `value` breaks the schema, in plain words, each mistake with its place."""
     mistakes: dict[str, str] = {}
+    small = _empty(value)  # it breaks the same rules; jsonschema's messages have repr() of it
+    if isinstance(value, dict):
+        small = {name: _empty(value[name]) for name in Plant._fields if name in value}
     # Errors of type come last, to replace others at the same place.
-    errors = _VALIDATOR.iter_errors(_shrink(value))
-    for error in sorted(errors, key=lambda error: error.validator == "type"):
+    for error in sorted(_VALIDATOR.iter_errors(small), key=lambda each: each.validator == "type"):
         place, rule = ".".join(map(str, error.absolute_path)) or "the plant", error.validator_value
         if error.validator == "required":
             missing = [name for name in rule if name not in error.instance]
@@ -133,15 +131,8 @@ def _find_mistakes(value: Any) -> str:
     return "; ".join(f"{place}: {mistake}" for place, mistake in sorted(mistakes.items()))
 
 
-def _shrink(value: Any) -> Any:
-    """Return a small value that breaks the same rules: jsonschema's messages have repr() of it."""
-    if not isinstance(value, dict):
-        return [] if isinstance(value, list) else value
-    members = {name: value[name] for name in Plant._fields if name in value}
-    return {
-        name: type(member)() if isinstance(member, dict | list) else member
-        for name, member in members.items()
-    }
+def _empty(value: Any) -> Any:
+    return type(value)() if isinstance(value, dict | list) else value
 
 
 _DECODER = json.JSONDecoder(
