@@ -30,14 +30,12 @@ def find_mistakes(cfg: Any) -> list[str]:
 
 
 def on_starting(server: Any) -> None:
-    """Check the options, and the database as the workers' user; exit if something is wrong.
-
-    The check is a process of its own: SIGHUP could not load anew what is imported in this one.
-    """
+    """Check the options, and the database as the workers' user; exit if something is wrong."""
     for each in SIGNALS:  # the first process of a container needs handlers
         signal.signal(each, lambda *_: sys.exit(1))
     cfg, wrong = server.cfg, find_mistakes(server.cfg)
     if not wrong:
+        # In a process of its own: SIGHUP could not load anew what is imported in this one.
         check = subprocess.run(
             [sys.executable, START],
             capture_output=True,

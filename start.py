@@ -35,10 +35,7 @@ def get_app() -> App:
 
 
 def get_storage(url: str, wait_limit: float = WAIT_LIMIT) -> Storage:
-    """Return the storage that `url` names, whose requests wait so many seconds.
-
-    Touches nothing: the first use opens the database. Raises NeedsOperator.
-    """
+    """Return the storage that `url` names; its first use opens it. Raises NeedsOperator."""
     has_gevent = monkey.is_module_patched("threading")
     call = operator.call
     if url.startswith("sqlite:///") and "?" not in url:
@@ -76,10 +73,7 @@ def read_tokens() -> list[str]:
 
 
 def main() -> None:
-    """Print what the database is, which is made if there is none, and whether it is available.
-
-    Exits with 1 if an operator has to do something, and with 0 also if the database is away.
-    """
+    """Print what the database is, made if there is none; exit with 1 if an operator has to act."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback
     try:
         read_tokens()

@@ -63,10 +63,7 @@ class Connection:
         self.state, self.since = state, time.monotonic()
 
     def recv(self, size: int) -> Any:
-        """Receive a part of a request; b"" where there is no more, or its time is up.
-
-        Raises LimitRequestHeaders where there is more than `room`.
-        """
+        """Receive a part of a request; b"" where there is no more, or its time is up."""
         if self._unsent:  # a client may wait for a 100 Continue
             self.flush()
         if self.state is State.WAITING:

@@ -51,9 +51,8 @@ class Engine(abc.ABC):
     def insert(self, plants: Sequence[Plant], is_part: bool) -> Mapping[int, Plant]:
         """Store durably the plants whose id is new; return what is stored under the ids of all.
 
-        No id may be given twice. A part of a batch hardly waits for locked rows. Raises
-        Unavailable, after which each plant may be stored or not, and Rejected or Blocked if one of
-        the plants may be at fault.
+        No id may be given twice. A part of a batch hardly waits for locked rows. Raises Rejected
+        or Blocked if one of the plants may be at fault, else Unavailable.
         """
 
     @abc.abstractmethod

@@ -46,9 +46,8 @@ private = partial(os.open, mode=0o600)  # an opener: who may read the file can h
 class SQLiteEngine(Engine):
     """A connection to a file that several processes write to, one at a time.
 
-    Everything that writes or checkpoints, opening and closing too, holds a lock: processes that
-    meet at SQLite's own lock sleep for milliseconds, and SQLite before 3.51.3 can damage the file
-    if one checkpoints while another writes (sqlite.org/wal.html, "The WAL-Reset Bug").
+    All that writes or checkpoints holds a lock: at SQLite's own, processes sleep for milliseconds,
+    and SQLite before 3.51.3 can damage the file (sqlite.org/wal.html, "The WAL-Reset Bug").
     """
 
     max_batch = 1000  # SQLite allows 32,766 values in a statement
@@ -108,10 +107,7 @@ class SQLiteEngine(Engine):
 
     @contextlib.contextmanager
     def _commit(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection to commit on, opened if need be. Raises Unavailable.
-
-        What was committed to a file that is no longer there is not stored.
-        """
+        """Give the connection; what is committed to a file that is gone is Unavailable."""
         with explained(self._path):
             connection = self._connection = self._connection or self._open()
             try:
