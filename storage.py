@@ -18,7 +18,6 @@ WAIT_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 CHECK_INTERVAL = 1.0  # seconds after a health check in which others need no write of their own
 MAX_BATCH_SIZE = 2**20  # bytes; the commit of a larger batch would keep others waiting
 BUSY = Unavailable("the storage is busy or hangs")
-LATE = Unavailable("other plants of its batch took too long")
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +154,7 @@ class Storage:
             return [error] * len(plants)
         deadline = deadline or time.monotonic() + self._wait_limit / 2
         if time.monotonic() > deadline:
-            return [LATE] * len(plants)
+            return [Unavailable("other plants of its batch took too long")] * len(plants)
         middle = len(plants) // 2
         return self._store(plants[:middle], deadline) + self._store(plants[middle:], deadline)
 

@@ -115,32 +115,14 @@ class PostgreSQLEngine(Engine):
         self.description = "PostgreSQL, not reached yet"
 
     def check(self) -> None:
-        self._run([], LOCK_TIMEOUT)
+        self.insert([], is_part=False)
 
     def insert(self, plants: Sequence[Plant], is_part: bool) -> Mapping[int, Plant]:
-        return self._run(plants, PART_TIMEOUT if is_part else LOCK_TIMEOUT)
-
-    def rows(self) -> Iterator[Plant]:
-        try:
-            connect = self._connect(float("inf"), may_create=False)
-            with connect as connection, connection.transaction():
-                # Rather an error than a part, where a policy hides rows from the role.
-                connection.execute("SET LOCAL row_security = off")
-                select = f"SELECT {COLUMNS} FROM {connection.table} ORDER BY id"
-                yield from map(Plant._make, connection.cursor().stream(select, size=1000))
-        except psycopg.Error as error:
-            raise NeedsOperator(str(explain(error, []))) from None
-
-    def close(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
-
-    def _run(self, plants: Sequence[Plant], wait: str) -> Mapping[int, Plant]:
         """Insert plants; do what was lost with its connection once more, on another."""
         if self._failure and time.monotonic() < self._retry_at:
             raise self._failure
         deadline = time.monotonic() + self._batch_limit
+        wait = PART_TIMEOUT if is_part else LOCK_TIMEOUT
         while True:
             start, was_connected = time.monotonic(), self._connection is not None
             try:
@@ -160,6 +142,22 @@ class PostgreSQLEngine(Engine):
                 raise failure
             log.warning("%s; connecting again", failure)
             time.sleep(PAUSE)
+
+    def rows(self) -> Iterator[Plant]:
+        try:
+            connect = self._connect(float("inf"), may_create=False)
+            with connect as connection, connection.transaction():
+                # Rather an error than a part, where a policy hides rows from the role.
+                connection.execute("SET LOCAL row_security = off")
+                select = f"SELECT {COLUMNS} FROM {connection.table} ORDER BY id"
+                yield from map(Plant._make, connection.cursor().stream(select, size=1000))
+        except psycopg.Error as error:
+            raise NeedsOperator(str(explain(error, []))) from None
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
 
     def _insert(self, plants: Sequence[Plant], wait: str, deadline: float) -> Mapping[int, Plant]:
         """Insert plants; without any, write what proves that this is possible."""
