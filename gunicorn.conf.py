@@ -35,7 +35,7 @@ def on_starting(server: Any) -> None:
         signal.signal(each, lambda *_: sys.exit(1))
     cfg, wrong = server.cfg, find_mistakes(server.cfg)
     if not wrong:
-        # In a process of its own: SIGHUP could not load anew what is imported in this one.
+        # A process of its own: SIGHUP could not load anew what is imported in this one.
         check = subprocess.run(
             [sys.executable, START],
             capture_output=True,
@@ -89,7 +89,7 @@ if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 
 # One token for all workers, made once: it stays in the environment when SIGHUP reads this again.
-new_token = "" if "PLANTS_TOKENS" in os.environ else secrets.token_urlsafe(32)
+new_token = secrets.token_urlsafe(32)
 os.environ.setdefault("PLANTS_TOKENS", new_token)
 
 # A descriptor for each connection, and 64 for the rest: usual limits are 1024 or less.

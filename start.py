@@ -76,8 +76,7 @@ def main() -> None:
     """Print what the database is, made if there is none; exit with 1 if an operator has to act."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback
     try:
-        read_tokens()
-        storage = get_storage(os.environ.get("DATABASE_URL", DEFAULT_URL))
+        storage = get_app().config["storage"]
         try:
             storage.check(START_LIMIT)
             storage.close()
