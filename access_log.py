@@ -32,8 +32,7 @@ class AccessLogger(Logger):
         if len(handlers) != 1 or not hasattr(handlers[0], "_gunicorn"):
             self.access_log.info("%s", line)
             return
-        # Directly to gunicorn's own stream: logging takes ten times as long. A line that can't be
-        # written must not fail a request.
+        # Directly: logging takes ten times as long. What can't be written must not fail a request.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             handlers[0].stream.write(f"{line}\n")
             handlers[0].stream.flush()

@@ -17,8 +17,7 @@ CANCEL_LIMIT = 1.0  # seconds for a request to cancel a statement
 PAUSE = 0.2  # seconds before a second try
 LOCK_TIMEOUT, PART_TIMEOUT = "100ms", "1ms"  # for which a batch, or a part, waits for a locked row
 COLUMNS = ", ".join(Plant._fields)
-# Each name has its schema, as whoever may create functions, operators or types in a schema of the
-# search path could put others in their place: of all that match, PostgreSQL takes the best.
+# Each name has its schema: who may create functions could put others in its place (CVE-2018-1058).
 TYPES = {"id": "pg_catalog.int8", "name": "pg_catalog.text", "tag": "pg_catalog.text"}
 SCHEMA = """CREATE TABLE plants (id pg_catalog.int8 PRIMARY KEY,
     name pg_catalog.text NOT NULL, tag pg_catalog.text)"""
