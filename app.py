@@ -8,14 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, abort, request
 
 from engines import Conflict, Rejected, Unavailable, log
 from plant import InvalidPlant, Plant, openapi, parse_new_plant
-
-Environ: TypeAlias = dict[str, Any]
 
 BODY_LIMIT = 2**16  # bytes; a worker that parses a body serves nobody else meanwhile
 CHECK_LIMIT = 1.5  # seconds that a health check waits
@@ -61,7 +59,7 @@ class Storage(Protocol):
 class App(Bottle):
     """A Bottle application whose answers all have a request id."""
 
-    def wsgi(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def wsgi(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request; its id is the client's own if that is fit for a log."""
         request_id = environ.get("HTTP_X_REQUEST_ID", "")
         if not REQUEST_ID.fullmatch(request_id):
@@ -166,7 +164,7 @@ def require_token(names: Mapping[bytes, str], callback: Callable[..., Any]) -> C
     return authorized
 
 
-def require_json(environ: Environ) -> None:
+def require_json(environ: dict[str, Any]) -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
     if not JSON_TYPE.match(environ.get("CONTENT_TYPE", "")):
         raise HTTPError(415, "Content-Type must be application/json", Accept="application/json")
@@ -175,7 +173,7 @@ def require_json(environ: Environ) -> None:
         raise HTTPError(415, message, Accept_Encoding="identity")
 
 
-def read_body(environ: Environ) -> bytes:
+def read_body(environ: dict[str, Any]) -> bytes:
     """Return the whole body, and read no further: not every server stops there (PEP 3333)."""
     # Bottle's request.body would undo a chunked encoding that the server has undone already.
     has_end = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")

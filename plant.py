@@ -11,7 +11,6 @@ import fastjsonschema
 from jsonschema import Draft201909Validator
 from referencing import Registry
 
-MAX_EXACT = 2**53  # beyond it 1e16 may stand for a neighbour (RFC 7493 section 2.2)
 TYPES = {bool: "a boolean", str: "a string", list: "an array", dict: "an object", int: "a number"}
 TYPES |= {type(None): "null", Decimal: "a number with a fraction or an exponent"}
 RULES = {  # the patterns in schemas/ are all against NUL
@@ -102,8 +101,8 @@ def _parse_number(text: str) -> int | Decimal:
         number = Decimal(text)
     except ArithmeticError:  # no room for such an exponent
         return Decimal("Infinity")
-    is_small = -MAX_EXACT <= number <= MAX_EXACT
-    return int(number) if is_small and number == number.to_integral_value() else number
+    is_exact = -(2**53) <= number <= 2**53  # 1e16 may stand for a neighbour (RFC 7493 section 2.2)
+    return int(number) if is_exact and number == number.to_integral_value() else number
 
 
 def _refuse_constant(_: str) -> NoReturn:

@@ -31,7 +31,6 @@ REFUSALS = {
     "LimitRequestLine": (414, "the first line of the request is too long"),
     "UnsupportedTransferCoding": (501, "Transfer-Encoding must be chunked, or left out"),
 }
-INVALID = (400, "the request is not valid HTTP")
 
 
 class State(enum.IntEnum):
@@ -213,7 +212,7 @@ class Worker(GeventWorker):
         from app import refuse  # not in the master: SIGHUP could not reload it
 
         name = type(exc).__name__
-        status, message = REFUSALS.get(name, INVALID)
+        status, message = REFUSALS.get(name, (400, "the request is not valid HTTP"))
         if not isinstance(exc, errors.ParseException):
             self.log.exception("a request failed in the server")
             status, message = 500, ""
