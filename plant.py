@@ -1,4 +1,4 @@
-"""A plant, and what makes one of a request's body: I-JSON (RFC 7493), checked by schemas/*.json."""
+"""A plant, and what makes one of a body: I-JSON (RFC 7493) and schemas/. No HTTP and no SQL."""
 
 import codecs
 import json
@@ -149,6 +149,5 @@ _VALIDATOR = Draft201909Validator(
 _check_quickly: Callable[[Any], Any] = fastjsonschema.compile(
     SCHEMAS["new-plant"],
     handlers=dict.fromkeys(("http", "https"), _BY_ID.__getitem__),  # nothing is fetched
-    use_default=False,
     use_formats=False,
 )

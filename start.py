@@ -1,4 +1,4 @@
-"""The wiring: what the environment says, made into a storage and an application."""
+"""The wiring: what the environment says, made into a storage and an application. No SQL."""
 
 import logging
 import operator

@@ -1,4 +1,4 @@
-"""gunicorn's gevent worker with time limits for its clients; docs/gunicorn.md: what it uses."""
+"""gunicorn's gevent worker with time limits for its clients; docs/code.md says what it uses."""
 
 import contextlib
 import enum
@@ -79,7 +79,7 @@ class Connection:
         if not self.room:
             raise errors.LimitRequestHeaders("")
         data = self._sock.recv(min(size, self.room))
-        self.is_last = not data  # the client has ended
+        self.is_last |= not data  # the client has ended
         self.room -= len(data)
         self.state = State.WORKING
         return data

@@ -1,4 +1,4 @@
-"""What the storage needs of a database, and in which ways it can fail."""
+"""What the storage needs of a database, and in which ways it can fail. Contains no SQL."""
 
 import abc
 import contextlib

@@ -207,10 +207,7 @@ def parse_url(url: str) -> dict[str, Any]:
                 **given,
                 "client_encoding": "utf8",
             }
-    raise NeedsOperator(
-        "DATABASE_URL must be like postgresql://user:password@host/database, with special "
-        "characters percent-encoded"
-    )
+    raise NeedsOperator("DATABASE_URL must be like postgresql://user:pass@host/db, percent-encoded")
 
 
 def explain(error: psycopg.Error, plants: Sequence[Plant]) -> Exception:

@@ -154,7 +154,7 @@ def create(path: str) -> None:
     """Make the file under another name first: whoever is killed meanwhile leaves that one."""
     if os.path.exists(f"{path}-wal"):  # SQLite would replay it into the new file
         raise NeedsOperator(
-            f"{path} is missing, but not its -wal: restore a backup, or move that away"
+            f"{path} is missing, its -wal is not: restore a backup, or move that away"
         )
     new = f"{path}-new"
     with contextlib.suppress(FileNotFoundError):
