@@ -22,7 +22,7 @@ from tests.support.locks import lock_held, locked
 from tests.support.processes import open_folder, run_as_nobody, run_in_processes
 from tests.support.server import PATIENCE, wait_until
 
-SOON = 0.2  # seconds
+SOON = 0.1  # seconds
 ONE, TWO = Plant(1, "one"), Plant(2, "two")
 
 
