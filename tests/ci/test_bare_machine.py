@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support.debian import CERTIFICATES, make_system, unpack
-from tests.support.readme import README, block
+from tests.support.debian import CERTIFICATES, make_machine
+from tests.support.pages import README, block
 from tests.support.server import PATIENCE, ROOT, free_port, wait_until
 
 RELEASES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}  # and their Pythons
@@ -26,12 +26,11 @@ ENTER = """
     chroot --userspec=somebody "$0" env -i "$@"
     exit $?  # else chroot would take the place of this shell, which waits for orphans
 """
-VERSION = """python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'"""
 
 
-def pinned(requirements: Path, python: str) -> set[str]:
+def pinned(requirements: str, python: str) -> set[str]:
     """The lines that concern a version of Python, as pip freeze prints them, in lower case."""
-    lines = re.findall(r"(?m)^\w[^#\n]*?(?=\s+#|$)", requirements.read_text())
+    lines = re.findall(r"(?m)^\w[^#\n]*?(?=\s+#|$)", (ROOT / requirements).read_text())
     pins = [
         pin
         for pin in map(Requirement, lines)
@@ -44,7 +43,7 @@ def pinned(requirements: Path, python: str) -> set[str]:
 def machine(tmp_path_factory, request) -> Iterator[Path]:
     """The root folder of a machine with a user, who has a copy of the project."""
     root = tmp_path_factory.mktemp("machine") / "root"
-    unpack(make_system(request.param), root)
+    make_machine(root, request.param)
     subprocess.run(["chroot", root, "useradd", "--create-home", "somebody"], check=True)
     shutil.copytree(ROOT, root / "home/somebody/plant store", ignore=IGNORED)
     subprocess.run(["chroot", root, "chown", "-R", "somebody:", "/home/somebody"], check=True)
@@ -62,36 +61,25 @@ def on(machine: Path, command: str, **environment: str) -> list[str]:
     return [*enter, str(machine), *variables, "sh", "-c", command]
 
 
-def test_the_first_command_leads_to_a_stored_plant(serve, machine, request):
-    """Its curl line works as it is printed, and the plant is in the file."""
-    command = block("sh", "python3 -m venv").strip()
-    assert command.endswith("/gunicorn")
-    subprocess.run(on(machine, f"{command} --version"), check=True)  # this may take its time
-    server = serve(command=on(machine, command, PORT=str(free_port())))
+def test_the_readme_works_as_it_stands(serve, machine, request):
+    """The printed line stores a plant, and the tests for newcomers pass: none needs more.
+
+    What is installed is what is pinned, also what the packages bring, and no more.
+    """
+    python = RELEASES[request.node.callspec.params["machine"]]
+    start, test = block("sh", "python3 -m venv").strip(), re.search("(?m)^.*/pytest$", README)[0]
+    freeze = on(machine, ".venv/bin/pip check >&2 && .venv/bin/pip freeze")
+    subprocess.run(on(machine, f"{start} --version"), check=True)  # this may take its time
+    pins = pinned("requirements.txt", python)
+    assert set(subprocess.check_output(freeze, text=True).lower().split()) == pins
+    server = serve(command=on(machine, start, PORT=str(free_port())))
     curl = wait_until(lambda: re.search(r"\ncurl (?:.*\n){3}", server.err))[0]
-    assert f" Python {RELEASES[request.node.callspec.params['machine']]}." in server.err
+    assert f" Python {python}." in server.err
     answer = subprocess.run(["sh", "-c", curl], stdout=subprocess.PIPE, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
     server.kill()
-    dump = subprocess.check_output(on(machine, ".venv/bin/python transfer.py dump"))
-    assert dump == b'{"id": 7, "name": "Monstera", "tag": "indoor"}\n'
-
-
-def test_the_tests_for_newcomers_need_nothing_more(machine):
-    """They pass there, none is skipped, and none needs root, a compiler or another program."""
-    command = re.search(r"(?m)^.*/pytest$", README)[0]
-    done = subprocess.run(on(machine, command), stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(on(machine, test), stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stdout
     assert re.search(r"\d+ passed in ", done.stdout.splitlines()[-1]), done.stdout
-
-
-def test_the_environment_has_what_is_pinned_and_no_more(machine):
-    """Also what the packages bring: the same commit is the same program next month."""
-    pins: set[str] = set()
-    command = "python3 -m venv --clear .venv"
-    for file in ("requirements.txt", "tests/requirements.txt"):
-        command += f" && .venv/bin/pip install -q -r {file} && .venv/bin/pip check >&2"
-        show = f"{command} && .venv/bin/pip freeze && {VERSION}"
-        *installed, python = subprocess.check_output(on(machine, show), text=True).splitlines()
-        pins |= pinned(ROOT / file, python)
-        assert {line.lower() for line in installed} == pins
+    pins |= pinned("tests/requirements.txt", python)
+    assert set(subprocess.check_output(freeze, text=True).lower().split()) == pins

@@ -1,17 +1,19 @@
 """What README.md and the pages of docs/ have for copying."""
 
 import re
+import sys
+from pathlib import Path
 
 from tests.support.server import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = {page: page.read_text("utf-8") for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")  # its language and its text
 
 
 def blocks(language: str) -> list[str]:
     """The code blocks in a language, those of README.md first."""
-    found = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", "\n".join(PAGES.values()))
-    return [text for name, text in found if name == language]
+    return [text for name, text in BLOCK.findall("\n".join(PAGES.values())) if name == language]
 
 
 def block(language: str, beginning: str) -> str:
@@ -19,8 +21,24 @@ def block(language: str, beginning: str) -> str:
     return next(text for text in blocks(language) if text.startswith(beginning))
 
 
+def command(beginning: str) -> str:
+    """The first command within a sentence that begins so."""
+    pattern = rf"`({re.escape(beginning)}[^`]*)`"
+    return re.search(pattern, "\n".join(PAGES.values()))[1].replace("\n", " ")
+
+
 def table(heading: str) -> list[list[str]]:
     """The rows of the one table whose heading begins so, without the heading."""
     pattern = rf"(?m)^\| {heading}.*\n\|[-|]+\|\n((?:\|.*\n)+)"
     (rows,) = re.findall(pattern, "\n".join(PAGES.values()))
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows.splitlines()]
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder like that of README.md, without plants."""
+    folder.mkdir()
+    for source in ROOT.glob("[!.]*"):
+        if not source.name.startswith("plants.db"):
+            (folder / source.name).symlink_to(source)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder

@@ -1,0 +1,63 @@
+"""The pages agree with the service and with each other. That their commands work is in tests/ci."""
+
+import re
+
+import pytest
+
+from start import DEFAULT_URL
+from tests.ci.test_docs import ELSEWHERE, TYPED
+from tests.support.pages import BLOCK, PAGES, table
+from tests.support.server import ROOT
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """To files that exist, and to headings of the page that is named."""
+    for target in re.findall(r'\]\(([^)\s]+)\)|src(?:set)?="([^"]+)"', PAGES[page]):
+        target = "".join(target)
+        if not target.startswith("https://"):
+            name, _, heading = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), target
+            headings = re.findall("(?m)^#+ (.*)$", file.read_text("utf-8")) if heading else []
+            slugs = {re.sub(r"\W+", "-", each.lower()).strip("-") for each in headings}
+            assert not heading or heading in slugs, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_is_at_most_120_columns_wide(page):
+    """Tables and what is for copying are as wide as they have to be."""
+    prose = BLOCK.sub("", PAGES[page])
+    wide = [line for line in prose.splitlines() if len(line) > 120 and not re.match(" *[|<]", line)]
+    assert wide == []
+
+
+def test_the_table_of_variables_has_all_that_are_read():
+    """And no others, but what is for the workers alone."""
+    code = "".join(file.read_text() for file in (ROOT / "start.py", ROOT / "gunicorn.conf.py"))
+    read = set(re.findall(r'"(PLANTS_[A-Z]+|DATABASE_URL|PORT|WEB_CONCURRENCY)"', code))
+    rows = {row[0].strip("`"): row[1].strip("`") for row in table("variable")}
+    assert set(rows) == read
+    assert rows["DATABASE_URL"] == DEFAULT_URL
+
+
+def test_the_limits_of_gunicorn_are_those_that_are_stated(serve):
+    """For an idle connection, and for the requests in flight at the end."""
+    server = serve("--print-config")
+    assert server.wait() == 0
+    settings = dict(re.findall(r"(?m)^(\w+) += (.*)$", server.out))
+    stated = f"have begun, for at most {settings['graceful_timeout']} seconds"
+    assert stated in PAGES[ROOT / "docs/deploy.md"]
+    limits = {what: limit.partition(";")[0] for what, limit, _ in table(r"what \| limit")}
+    assert limits["idle connection"] == f"{settings['keepalive']} seconds"
+
+
+def test_each_command_is_run_by_a_test():
+    """Some pages are typed as a whole. Other blocks are named by the test that runs them."""
+    whole = [*TYPED, ROOT / "docs/forty-lines.md"]
+    tests = "".join(file.read_text("utf-8") for file in ROOT.glob("tests/ci/test_*.py"))
+    named = tuple(re.findall(r"""block\("sh", ["']([^"'\\]+)""", tests))
+    for page in PAGES:
+        for language, text in BLOCK.findall(PAGES[page]):
+            is_typed = page in whole and not re.search(ELSEWHERE, text)
+            assert language != "sh" or is_typed or text.startswith(named), text
