@@ -287,3 +287,123 @@ def running_s3() -> Iterator[str]:
         yield example.replace("BUCKET", "bucket").replace("https://HOST", f"http://{host}:{port}")
     finally:
         server.stop()
+
+
+def test_litestream_restores_what_it_copied(serve, tmp_path, record_property):
+    """When all is killed and the disk lost, older plants are there; after SIGTERM, all are.
+
+    The path of the database is a link, and the copy is in a folder.
+    """
+    folder, disk = make_folder(tmp_path / "plant store"), tmp_path / "a disk"
+    install, start = block("sh", ".venv/bin/pip install litestream").splitlines()
+    subprocess.run(["sh", "-c", install], cwd=folder, check=True, timeout=DOWNLOAD_PATIENCE)
+    url, restored = f"file://{tmp_path}/copy", tmp_path / "restored.db"
+    (folder / "plants.db").symlink_to(disk / "plants.db")
+
+    def start_anew() -> Server:
+        """What a platform does: the disk has nothing that was written there."""
+        shutil.rmtree(disk, ignore_errors=True)
+        disk.mkdir()
+        command = ["sh", "-c", f"cd {quote(str(folder))} && exec {start}"]
+        bind = "--bind 127.0.0.1:0"
+        return serve(command=command, DATABASE_URL=None, REPLICA_URL=url, GUNICORN_CMD_ARGS=bind)
+
+    def are_copied(plants: dict[int, str]) -> bool:
+        restored.unlink(missing_ok=True)
+        litestream = [folder / ".venv/bin/litestream", "restore", "-o", restored, url]
+        done = subprocess.run(litestream, stderr=subprocess.DEVNULL).returncode == 0
+        return done and plants.items() <= read_names(f"sqlite:///{restored}").items()
+
+    server = start_anew()
+    with Writers(server.port) as clients:
+        assert clients.goes_on(1000)
+        older = clients.acknowledged.copy()
+        wait_until(lambda: are_copied(older))
+        server.kill()
+    server = start_anew()
+    assert server.post({"id": next(iter(older)), "name": "another"})[0] == 409
+    there = read_names(f"sqlite:///{disk}/plants.db")
+    assert older.items() <= there.items()
+    count = len(clients.acknowledged)
+    lost = f"{count} plants acknowledged, the last {count - len(there)} lost"
+    record_property("Litestream, kill -9 and a lost disk", lost)
+    with Writers(server.port) as clients:
+        assert clients.goes_on(300)
+    assert server.stop() == 0
+    assert start_anew().post({"id": next(iter(older)), "name": "another"})[0] == 409
+    assert (
+        read_names(f"sqlite:///{disk}/plants.db").items()
+        >= {**there, **clients.acknowledged}.items()
+    )
+
+
+def test_a_container_from_its_build_to_its_backup(serve, tmp_path, request):
+    """It has the service alone, which is not root, and works with what platforms set.
+
+    Its health check is true. Its plants outlive it, and are backed up from outside.
+    """
+    (folder := tmp_path / "buildah").mkdir()
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    make_machine(folder / "base", "trixie", "python3 -m venv /usr/local")
+    (volume := tmp_path / "volume").mkdir()
+    os.chown(volume, 1000, 1000)  # as a new volume is
+    places = f"--root={folder}/storage --runroot={folder}/run --storage-driver=overlay"
+    settings = f"--env=PORT={free_port()} --env=PLANTS_TOKENS={TOKEN} --env=HOME=/nonexistent"
+    settings += " --env=FORWARDED_ALLOW_IPS=* --env=WEB_CONCURRENCY=3"
+    docker = f"""
+        export BUILDAH_ISOLATION=chroot
+        buildah() {{ command buildah {places} "$@"; }}
+        new() {{ buildah from --quiet --pull-never --name "$@"; }}
+        run() {{ buildah run --volume={volume}:/data {settings} "$@"; }}
+        docker() {{
+            case $1 in
+            build) buildah build --pull=never --format=docker --network=host "${{@:2}}" ;;
+            exec) run "${{@:2}}" ;;
+            cp) cp "{volume}${{2#plants:/data}}" {tmp_path} ;;
+            esac
+        }}
+    """
+
+    def shell(commands: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euc", f"{docker}\n{commands}"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+            timeout=DOWNLOAD_PATIENCE,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout.strip()
+
+    base = re.search("(?m)^FROM (.+)$", (ROOT / "deploy/Dockerfile").read_text())[1]
+    shell(f"new base scratch; buildah add --quiet base {folder}/base /")
+    shell(f"buildah commit --quiet --format=docker base docker.io/library/{base}")
+    shell(block("sh", "docker build").splitlines()[0])
+    image = json.loads(shell("buildah inspect --type=image plants"))["Docker"]["config"]
+    health = " ".join(map(quote, image["Healthcheck"]["Test"][1:]))
+
+    def start() -> Server:
+        shell("new plants localhost/plants")
+        return serve(command=["bash", "-c", f"{docker}\nrun plants {' '.join(image['Cmd'])}"])
+
+    server = start()
+    server.workers(3)
+    master, *workers = dict.fromkeys(map(int, re.findall(r"\] \[(\d+)\] \[", server.err)))
+    assert 0 not in {os.stat(f"/proc/{pid}").st_uid for pid in (master, *workers)}
+    assert server.post(MONSTERA)[0] == 200
+    shell(f"run plants {health}")
+    shell(block("sh", "docker exec"))
+    (backup,) = tmp_path.glob("plants-*.db")
+    assert read_names(f"sqlite:///{backup}") == {7: "Monstera"}
+    os.kill(master, signal.SIGTERM)
+    assert server.wait() == 0
+    shell(f"! run plants {health} 2>&-; buildah rm plants >&-")
+    server = start()
+    assert server.post({**MONSTERA, "name": "another"})[0] == 409
+    files = shell("cd $(buildah mount plants)/app; find . -type f -not -name '*.pyc'").split()
+    service = [ROOT / "requirements.txt"]
+    service += [
+        file
+        for name in ("*.py", "engines/*.py", "schemas/*", "static/*")
+        for file in ROOT.glob(name)
+    ]
+    assert set(files) == {f"./{file.relative_to(ROOT)}" for file in service}
+    installed = shell("run plants pip freeze").lower().split()
+    assert set(installed) == pinned("requirements.txt", "3.13")
