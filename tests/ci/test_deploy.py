@@ -13,12 +13,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -27,7 +25,16 @@ from tests.ci.test_bare_machine import IGNORED, pinned
 from tests.support.debian import ENVIRONMENT, make_machine
 from tests.support.pages import PAGES, block, command, make_folder
 from tests.support.rows import read_names
-from tests.support.server import HEADERS, PATIENCE, ROOT, TOKEN, Server, free_port, wait_until
+from tests.support.server import (
+    GUNICORN,
+    HEADERS,
+    PATIENCE,
+    ROOT,
+    TOKEN,
+    Server,
+    free_port,
+    wait_until,
+)
 from tests.support.wire import MONSTERA
 from tests.support.writers import Writers
 
@@ -98,8 +105,8 @@ def make_repository(folder: Path) -> None:
     shutil.copytree(ROOT, folder, ignore=IGNORED)
     git = ["git", "-C", folder, "-c", "user.name=test", "-c", "user.email=test@localhost"]
     before, now = "commit --quiet -m before", "commit --quiet -m now --allow-empty"
-    for command in ("init --quiet --initial-branch=main", "add --all", before, now):
-        subprocess.run([*git, *command.split()], check=True)
+    for arguments in ("init --quiet --initial-branch=main", "add --all", before, now):
+        subprocess.run([*git, *arguments.split()], check=True)
 
 
 def booted(process: subprocess.Popen[bytes]) -> int | None:
@@ -147,11 +154,12 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
 @pytest.fixture
 def host(machine) -> Machine:
     """The machine with the service as after its first start, and one more token: the tests'."""
+    new = f"/^PLANTS_TOKENS=/ {{s/,{TOKEN}//; s/$/,{TOKEN}/}}"
     machine.run(
-        "systemctl stop plants.socket plants; rm -rf /var/lib/plants* /etc/systemd/system/plants*.d\n"
-        "git -C /srv/plants reset --quiet --hard origin/main; systemctl daemon-reload\n"
-        f"grep -q {TOKEN} /etc/plants.env || sed -i 's/^PLANTS_TOKENS=.*/&,{TOKEN}/' /etc/plants.env\n"
-        "cp -n /etc/plants.env /root; cp /root/plants.env /etc; systemctl start plants"
+        "systemctl stop plants.socket plants; cp -n /etc/plants.env /root\n"
+        "rm -rf /var/lib/plants* /etc/systemd/system/plants*.d; systemctl daemon-reload\n"
+        "git -C /srv/plants reset --quiet --hard origin/main\n"
+        f"sed '{new}' /root/plants.env >/etc/plants.env; systemctl start plants"
     )
     return machine
 
@@ -173,6 +181,19 @@ def test_the_service_runs_as_the_page_says(host):
 def test_a_restart_an_upgrade_and_going_back_are_noticed_by_nobody(host):
     """Under load behind Caddy: no error, no connection refused, and each plant sent once."""
     upgrade, go_back = block("sh", "git -C /srv/plants pull"), command("git -C /srv/plants reset")
+    old = host.root / "etc/systemd/system"
+    (old / "alert@.service").touch()
+    for name in ("plants-backup", "plants-check"):
+        (old / f"{name}.service").write_text("[Service]\nExecStart=true\n")
+        (old / f"{name}.timer").write_text(
+            "[Timer]\nOnCalendar=daily\n[Install]\nWantedBy=timers.target\n"
+        )
+    host.run("systemctl enable --now plants-backup.timer plants-check.timer")
+    host.run(command("systemctl disable --now plants-backup"))
+    host.run(command("rm /etc/systemd/system/plants-"))
+    assert not host.run(
+        "systemctl list-timers 'plants*' --quiet; ls /etc/systemd/system | grep @ || true"
+    )
     site = ":8080 {\n reverse_proxy 127.0.0.1:8000\n}\n"
     (host.root / "etc/caddy/Caddyfile").write_text(site)
     host.run(f"systemctl reload caddy; git -C /srv/plants reset --hard HEAD~; {RESTART}")
@@ -343,7 +364,6 @@ def test_a_container_from_its_build_to_its_backup(serve, tmp_path, request):
     Its health check is true. Its plants outlive it, and are backed up from outside.
     """
     (folder := tmp_path / "buildah").mkdir()
-    request.addfinalizer(lambda: shutil.rmtree(folder))
     make_machine(folder / "base", "trixie", "python3 -m venv /usr/local")
     (volume := tmp_path / "volume").mkdir()
     os.chown(volume, 1000, 1000)  # as a new volume is
@@ -372,6 +392,8 @@ def test_a_container_from_its_build_to_its_backup(serve, tmp_path, request):
         assert done.returncode == 0, done.stdout
         return done.stdout.strip()
 
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    request.addfinalizer(lambda: subprocess.run(["umount", "-R", folder / "storage/overlay"]))
     base = re.search("(?m)^FROM (.+)$", (ROOT / "deploy/Dockerfile").read_text())[1]
     shell(f"new base scratch; buildah add --quiet base {folder}/base /")
     shell(f"buildah commit --quiet --format=docker base docker.io/library/{base}")
@@ -397,13 +419,53 @@ def test_a_container_from_its_build_to_its_backup(serve, tmp_path, request):
     shell(f"! run plants {health} 2>&-; buildah rm plants >&-")
     server = start()
     assert server.post({**MONSTERA, "name": "another"})[0] == 409
-    files = shell("cd $(buildah mount plants)/app; find . -type f -not -name '*.pyc'").split()
+    files = shell("run plants find /app -type f -not -name '*.pyc'").split()
     service = [ROOT / "requirements.txt"]
     service += [
         file
         for name in ("*.py", "engines/*.py", "schemas/*", "static/*")
         for file in ROOT.glob(name)
     ]
-    assert set(files) == {f"./{file.relative_to(ROOT)}" for file in service}
+    assert set(files) == {f"/app/{file.relative_to(ROOT)}" for file in service}
     installed = shell("run plants pip freeze").lower().split()
     assert set(installed) == pinned("requirements.txt", "3.13")
+
+
+def test_nginx_logs_the_id_of_a_request(serve, tmp_path):
+    """With the page's lines, it is the last field; it leads to the line in the service's log."""
+    server, port = serve(), free_port()
+    lines = block("nginx", "log_format").replace("/var/log/nginx", str(tmp_path))
+    site = command("proxy_pass").replace("8000", str(server.port))
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
+        f"http {{\n{lines}server {{ listen 127.0.0.1:{port}; location / {{ {site} }} }}\n}}\n"
+    )
+    nginx = subprocess.Popen(["nginx", "-c", tmp_path / "nginx.conf"])
+    try:
+        curl = f"curl --silent --retry 9 --retry-connrefused http://127.0.0.1:{port}/plants"
+        assert json.loads(subprocess.check_output(curl.split()))["error"] == 405
+        (line,) = wait_until((tmp_path / "plants.log").read_text).splitlines()
+        assert line.startswith("127.0.0.1 ") and server.log_line(line.split()[-1])
+    finally:
+        nginx.terminate()
+        nginx.wait(PATIENCE)
+
+
+def test_a_container_may_have_a_read_only_root(serve, tmp_path):
+    """If /tmp and the folder of the database can be written."""
+    setup = """
+        mount --bind /tmp /tmp; mount --bind "$0" "$0"
+        for each in / /var/tmp /dev/shm; do
+            ! mountpoint -q $each || mount -o remount,bind,ro $each
+        done
+        exec "$@" --bind 127.0.0.1:0"""
+    command = ["unshare", "--mount", "sh", "-ec", setup, str(tmp_path), GUNICORN]
+    assert serve(command=command).post(MONSTERA)[0] == 200
+
+
+def test_fly_sends_requests_to_where_the_service_listens():
+    """The port of the checks and of the service are the same, and the disk is the volume."""
+    settings = tomllib.loads((ROOT / "deploy/fly.toml").read_text())
+    assert settings["http_service"]["internal_port"] == int(settings["env"]["PORT"])
+    folder = settings["mounts"]["destination"]
+    assert settings["env"]["DATABASE_URL"] == f"sqlite:///{folder}/plants.db"

@@ -27,7 +27,7 @@ VARYING = (
     r"|\b[\d.]+s\b|\d+\.\d+\.\d+"
 )
 URL = re.compile(r"(postgresql://user:password@([a-z,]+)/database)")
-START = ".venv/bin/gunicorn &\nuntil curl -sf localhost:8000/healthz; do sleep 0.1; kill -0 $!; done\n"
+START = ".venv/bin/gunicorn &\nuntil curl -sf localhost:8000/healthz; do kill -0 $!; done\n"
 STOP = "kill %% 2>&- && wait || true\n"  # as Ctrl+C does, if it runs
 
 
