@@ -149,5 +149,6 @@ _VALIDATOR = Draft201909Validator(
 _check_quickly: Callable[[Any], Any] = fastjsonschema.compile(
     SCHEMAS["new-plant"],
     handlers=dict.fromkeys(("http", "https"), _BY_ID.__getitem__),  # nothing is fetched
+    use_default=False,
     use_formats=False,
 )

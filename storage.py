@@ -43,7 +43,7 @@ class Storage:
         self.engine, self.rows = engine, engine.rows
         self._wait_limit, self._call, self._gather = wait_limit, call, gather
         self._queue: deque[Entry] = deque()
-        self._batch: list[Entry] = []  # what is being stored
+        self._batch: deque[Entry] = deque()  # what is being stored
         self._wake_up = threading.Event()  # set when the writer has something to do
         self._is_closed = False
         self._checked_at = self._stored_at = -CHECK_INTERVAL  # by time.monotonic()
@@ -70,7 +70,8 @@ class Storage:
         start = time.monotonic()
         if start > self._checked_at + CHECK_INTERVAL:
             (outcome,) = self._wait_for([None], limit)
-            if outcome and self._stored_at < start:  # else only others of its batch take long
+            is_late = outcome is BUSY and self._stored_at >= start  # only others take long
+            if outcome and not is_late:
                 raise outcome.with_traceback(None)
 
     def close(self) -> None:
@@ -80,6 +81,8 @@ class Storage:
         self._writer.join(self._wait_limit / 2)
 
     def _wait_for(self, plants: Sequence[Plant | None], limit: float) -> list[Outcome]:
+        if self._is_closed:
+            return [Unavailable("the storage is closed")] * len(plants)
         deadline, entries = time.monotonic() + limit, [Entry(plant) for plant in plants]
         self._queue += entries
         self._wake_up.set()
@@ -100,14 +103,11 @@ class Storage:
                     if size + len(self._queue) > 2:  # one client alone waits for nobody
                         self._gather()
                     self._call(self._store_next)
-                except Exception as error:  # the lock can't be had, or no thread be started
-                    if not self._batch:
-                        self._take()
-                    for entry in self._batch:
-                        entry.outcome = error
-                for entry in self._batch:
-                    entry.done.set()
-                size, self._batch = len(self._batch), []
+                except Exception as error:  # no thread can be started, say
+                    self._fail(error)
+                size = len(self._batch)
+                while self._batch:  # nothing of it stays in memory
+                    self._batch.popleft().done.set()
         self._call(self.engine.close)
 
     def _take(self) -> None:
@@ -118,15 +118,24 @@ class Storage:
                 self._batch.append(self._queue.popleft())
                 size += len(ascii(self._batch[-1].plant))  # no less than in UTF-8
 
+    def _fail(self, error: Exception) -> None:
+        if not self._batch:
+            self._take()
+        for entry in self._batch:
+            entry.outcome = error
+
     def _store_next(self) -> None:
         """Take a batch once the lock is there; set the outcome of each entry."""
-        with self.engine.locked():
-            self._take()
-            plants = [entry.plant for entry in self._batch if entry.plant]
-            outcomes = iter(self._store(plants) if plants else [])
-            checked = self._check() if len(plants) < len(self._batch) else None
-        for entry in self._batch:
-            entry.outcome = next(outcomes) if entry.plant else checked
+        try:
+            with self.engine.locked():
+                self._take()
+                plants = [entry.plant for entry in self._batch if entry.plant]
+                outcomes = iter(self._store(plants) if plants else [])
+                checked = self._check() if len(plants) < len(self._batch) else None
+            for entry in self._batch:
+                entry.outcome = next(outcomes) if entry.plant else checked
+        except Exception as error:  # the lock can't be had
+            self._fail(error)
 
     def _check(self) -> Outcome:
         try:
@@ -149,6 +158,7 @@ class Storage:
             if failure or len(plants) == 1:
                 return [failure or error] * len(plants)
         except Exception as error:
+            self._checked_at = -CHECK_INTERVAL
             return [error] * len(plants)
         deadline = deadline or time.monotonic() + self._wait_limit / 2
         if time.monotonic() > deadline:

@@ -23,8 +23,7 @@ SCHEMA = f"""{DURABLE} BEGIN;
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 # Whatever the table's own ON CONFLICT clauses are.
 INSERT = f"INSERT OR ABORT INTO plants ({COLUMNS}) VALUES "
-FIND_OR_INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES %s
-    ON CONFLICT (id) DO UPDATE SET id = plants.id RETURNING {COLUMNS}"""
+OR_FIND = f" ON CONFLICT (id) DO UPDATE SET id = plants.id RETURNING {COLUMNS}"
 # A statement that does not compile does not notice that another program has changed the tables.
 NOTICE_CHANGES = "SELECT 1 FROM sqlite_schema LIMIT 0"
 TRY_TO_COMPILE = f"EXPLAIN {INSERT}{ROW.replace('?', 'NULL')}"
@@ -76,7 +75,7 @@ class SQLiteEngine(Engine):
                     # Most often all are new, and this takes a third of the time.
                     if connection.execute(INSERT + rows, values).rowcount == len(plants):
                         return {plant.id: plant for plant in plants}
-                found = map(Plant._make, connection.execute(FIND_OR_INSERT % rows, values))
+                found = map(Plant._make, connection.execute(INSERT + rows + OR_FIND, values))
                 return {plant.id: plant for plant in found}
             except sqlite3.DatabaseError as error:
                 is_operators = "NOT NULL constraint failed: plants." in str(error)  # a column's
@@ -153,9 +152,7 @@ class SQLiteEngine(Engine):
 def create(path: str) -> None:
     """Make the file under another name first: whoever is killed meanwhile leaves that one."""
     if os.path.exists(f"{path}-wal"):  # SQLite would replay it into the new file
-        raise NeedsOperator(
-            f"{path} is missing, its -wal is not: restore a backup, or move that away"
-        )
+        raise NeedsOperator(f"{path} is missing, but not its -wal: restore a backup, or move it")
     new = f"{path}-new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)  # SQLite deletes a journal that an empty file has
