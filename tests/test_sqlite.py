@@ -352,19 +352,22 @@ def test_reading_all_plants_leaves_the_files_as_they_are(storage, open_storage, 
     assert [file.read_bytes() for file in files] == before
 
 
+@pytest.mark.parametrize(
+    ("held", "words"), [(lock_held, "busy or hangs"), (locked, "database is locked")]
+)
 def test_a_lock_that_is_not_released_is_unavailable_in_time(
-    open_storage, storage, database, stored
+    open_storage, storage, database, stored, held, words
 ):
-    """Nothing is stored then, not later either; what holds SQLite's own lock is no operator's."""
-    storage.check(PATIENCE)
-    for held, words in (lock_held, "busy or hangs"), (locked, "database is locked"):
-        late = open_storage(wait_limit=2 * SOON if held is locked else SOON)
-        with held(database):
+    """Nothing is stored then, not later either; and it is nothing that an operator has to do."""
+    late = open_storage(wait_limit=2 * SOON if held is locked else SOON)
+    wait_until(lambda: late.add_all([TWO]) == [None])
+    with held(database):
+        for use in (lambda: late.add(ONE), lambda: late.check(2 * SOON)):
             with pytest.raises(Unavailable, match=words) as failure:
-                late.add(ONE)
+                use()
             assert failure.type is Unavailable
-        storage.add(TWO)
-        assert stored() == [TWO]
+    storage.add(Plant(3, "three"))
+    assert stored() == [TWO, Plant(3, "three")]
 
 
 @pytest.mark.parametrize("held", [locked, lock_held])

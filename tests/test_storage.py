@@ -121,8 +121,10 @@ def storing_zero(storage: Storage, engine: MemoryEngine) -> Iterator[None]:
     engine.go.clear()
     queue_up(storage.add, ZERO)
     wait_until(lambda: len(engine.parts) > before)
-    yield
-    engine.go.set()
+    try:
+        yield
+    finally:
+        engine.go.set()
 
 
 def plants(*ids: int, name: str = "n") -> list[Plant]:
@@ -387,7 +389,7 @@ def test_closing_ends_in_time_though_a_commit_hangs(start, engine):
     """The connection is closed when the commit has ended."""
     storage = start(wait_limit=0.1)
     with storing_zero(storage, engine):
-        storage.close()
+        queue_up(storage.close).result(PATIENCE)
         assert not engine.is_closed.is_set()
     assert engine.is_closed.wait(PATIENCE)
 
