@@ -1,71 +1,186 @@
-"""What stops the start: one clear line, a status that is not 0, no worker that fails for ever.
+"""The start and the stop of the service, as whoever runs it meets them; and other WSGI servers.
 
-Options of gunicorn are in tests/ci/test_start.py.
+Options of gunicorn are in tests/ci/test_worker.py.
 """
 
+import contextlib
 import os
 import re
+import shlex
 import signal
-import socket
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.support.server import PATIENCE, receive
-
-LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"PLANTS_TOKENS": "too-short"}, "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe"),
-        ({"DATABASE_URL": "mysql://host/plants"}, "DATABASE_URL must name a file"),
-        ({"DATABASE_URL": "sqlite:////no/x/plants.db"}, "/no/x: no such folder"),
-        ({"DATABASE_URL": "sqlite:////dev/full"}, "/dev/full is empty, damaged or another"),
-        ({"PLANTS_CORS_ORIGINS": "garden.example"}, "PLANTS_CORS_ORIGINS must be"),
-        ({"PORT": ""}, "PORT must be a number from 1 to 65535, not ''"),
-        ({"PORT": "0"}, "PORT must be a number from 1 to 65535, not '0'"),
-        ({"PORT": "65536"}, "PORT must be a number from 1 to 65535, not '65536'"),
-        ({"WEB_CONCURRENCY": "0"}, "--workers and WEB_CONCURRENCY must be 1 or more"),
-        ({"WEB_CONCURRENCY": "-1"}, "must be positive|WEB_CONCURRENCY"),
-    ],
-    ids=str,
+from tests.support.rows import read_rows
+from tests.support.server import (
+    LOG_LINE,
+    PATIENCE,
+    QUICK,
+    ROOT,
+    free_port,
+    receive,
+    stops_in_one_line,
+    wait_until,
 )
-def test_a_wrong_setting_stops_the_start_in_one_line(serve, environment, words):
+from tests.support.wire import HEAD, MONSTERA
+
+# the start
+
+
+def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, stored):
+    """From nothing to a plant that survives kill -9, with what a newcomer has before them."""
+    procfile = (ROOT / "Procfile").read_text()
+    assert procfile == "web: gunicorn\n"
+    port = free_port()
+    server = serve(
+        command=["sh", "-c", f"exec {procfile.removeprefix('web: ')}"],
+        PLANTS_TOKENS=None,
+        PORT=str(port),
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    )
+    curl = wait_until(lambda: re.search(r"\ncurl .*\n.*\n.*}'\n", server.err))[0]
+    _, url, *options = shlex.split(curl.replace("\\\n", ""))
+    assert url == f"http://127.0.0.1:{port}/plants"  # though it listens at all addresses
+    assert options[::2] == ["-H", "-H", "-d"]
+    headers = dict(option.split(": ") for option in options[1:4:2])
+    status, _, answer = server.request("POST", "/plants", options[5], headers)
+    assert (status, answer) == (200, {"name": "Monstera", "tag": "indoor"})
+    assert len(headers["Authorization"]) > 40
+    assert f"A page to try it is at http://127.0.0.1:{port}/\n" in server.err
+    assert server.send(b"GET / HTTP/1.0\r\n\r\n").endswith(b"</html>\n")
+    assert f"Listening at: http://0.0.0.0:{port} " in server.err
+    assert "plants.db; 2 workers of up to " in server.err
+    server.kill()
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
+WRONG = {  # settings, and a part of the one line that says what to do
+    "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe": {"PLANTS_TOKENS": "too-short"},
+    "DATABASE_URL must name a file": {"DATABASE_URL": "mysql://host/plants"},
+    "/no/x": {"DATABASE_URL": "sqlite:////no/x/plants.db"},
+    "/dev/full": {"DATABASE_URL": "sqlite:////dev/full"},
+    "PORT must be a number from 1 to 65535, not ''": {"PORT": ""},
+    "PORT must be a number from 1 to 65535, not '65536'": {"PORT": "65536"},
+    "--workers and WEB_CONCURRENCY must be 1 or more": {"WEB_CONCURRENCY": "0"},
+    "--statsd-host has no effect": {"GUNICORN_CMD_ARGS": "--statsd-host=127.0.0.1:8125"},
+    "--access-logformat has no effect": {"GUNICORN_CMD_ARGS": "--access-logformat=%(h)s"},
+}
+
+
+def test_a_wrong_setting_stops_the_start_in_one_line(serve):
     """The line says which and what to do; the master has started no worker."""
-    stops_in_one_line(serve(**environment), words)
-
-
-def stops_in_one_line(server, words: str) -> None:
-    """Assert that a start has failed with one line besides those of a log, as it should be."""
-    assert server.wait() != 0
-    said = LOG_LINE.sub("", server.err).strip()
-    assert len(said.splitlines()) == 1, server.err
-    assert re.search(words, said, re.IGNORECASE), said
-    assert "Booting worker" not in server.err
+    servers = {words: serve(**environment) for words, environment in WRONG.items()}
+    for words, server in servers.items():
+        stops_in_one_line(server, words)
+        assert server.wait() == 1
 
 
 @pytest.mark.parametrize(
-    ("number", "kill"),
-    [
-        (signal.SIGINT, os.killpg),  # as Ctrl+C does it
-        (signal.SIGINT, os.kill),
-        (signal.SIGTERM, os.killpg),
-        (signal.SIGTERM, os.kill),
-        (signal.SIGKILL, os.kill),
-    ],
+    ("number", "kill"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)]
 )
-def test_a_start_that_waits_can_be_stopped(serve, number, kill):
-    """It says nothing, and leaves no process behind that would try to connect again."""
-    with socket.create_server(("127.0.0.1", 0)) as database:  # accepts, and never answers
-        database.settimeout(PATIENCE)
-        host = f"127.0.0.1:{database.getsockname()[1]}"
-        server = serve(DATABASE_URL=f"postgresql://{host}/plants?connect_timeout=600")
-        connection, _ = database.accept()
-        with connection:
-            connection.settimeout(PATIENCE)
-            kill(server.process.pid, number)
-            assert server.wait() == (-number if number == signal.SIGKILL else 128 + number)
-            receive(connection)  # until the process that has made it ends
-    # One that has waited until its limit would have said so.
+def test_a_start_that_waits_can_be_stopped(serve, silent, number, kill):
+    """By Ctrl+C and by a platform; it says nothing, and leaves no process behind."""
+    url, listener = silent
+    server = serve(DATABASE_URL=f"{url}?connect_timeout=600")
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(PATIENCE)
+        kill(server.process.pid, number)
+        assert server.wait() == 1
+        receive(connection)  # until the process that has made it ends
     assert LOG_LINE.sub("", server.err) == ""
+
+
+# the stop
+
+
+def test_a_worker_that_is_starting_ends_at_once(serve):
+    """It has no handlers of its own yet; in those of the master a signal would be lost."""
+    options = ["--worker-class=tests.support.workers.Starting", "--graceful-timeout=600"]
+    servers = {number: serve(*options) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, server in servers.items():
+        assert server.workers()
+        server.signal(number)
+        assert server.wait() == 0
+
+
+def test_a_stop_says_nothing_but_what_gunicorn_says(serve):
+    """To all processes at once, as Ctrl+C does it; no plant was stored, or none could be."""
+    away = f"postgresql://user:secret-word@127.0.0.1:{free_port()}/plants"
+    databases = [{}, {}, {"DATABASE_URL": away}, {"DATABASE_URL": away}]
+    servers = [serve(QUICK, WEB_CONCURRENCY="1", **database) for database in databases]
+    for server, number in zip(servers, [signal.SIGINT, signal.SIGTERM] * 2, strict=True):
+        assert server.health() == (503 if server.url == away else 200)
+        os.killpg(server.process.pid, number)
+    for server in servers:
+        assert server.wait() == 0
+        said = LOG_LINE.sub("", server.err).splitlines()
+        assert all("the database is not available" in line for line in said), server.err
+        assert bool(said) == (server.url == away) and "secret-word" not in server.err + server.out
+
+
+def test_many_signals_end_a_worker_once(serve):
+    """At Ctrl+C one comes from the terminal and one from the master, or more."""
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == 200
+    (worker,) = server.workers(1)
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(worker, signal.SIGINT)
+            time.sleep(0.0003)
+    assert server.workers(1, besides=[worker])
+    assert "Traceback" not in server.err
+
+
+def test_workers_do_not_outlive_their_master(serve):
+    server = serve(QUICK)
+    assert server.workers() and server.post(MONSTERA)[0] == 200
+    server.signal(signal.SIGKILL)
+
+    def nobody_listens() -> bool:
+        try:
+            server.connect().close()
+        except ConnectionError as error:  # reset: the listener was closed just then
+            return isinstance(error, ConnectionRefusedError)
+        return False
+
+    wait_until(nobody_listens)
+
+
+# other WSGI servers
+
+WSGIREF = """
+import sys
+from wsgiref.simple_server import make_server
+from start import get_app
+server = make_server("127.0.0.1", 0, get_app())
+print(f"Listening at: http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
+server.serve_forever()
+"""
+
+
+def test_any_wsgi_server_stores_plants_for_good(serve, tmp_path):
+    """It makes the database, answers on connections that stay open, and kill -9 loses nothing."""
+    starts = [{"command": [sys.executable, "-c", WSGIREF]}]
+    starts += [{"GUNICORN_CMD_ARGS": f"-k {kind}"} for kind in ("gevent", "gthread")]
+    urls = [f"sqlite:///{tmp_path}/{number}.db" for number in range(3)]
+    servers = [serve(DATABASE_URL=url, **start) for url, start in zip(urls, starts, strict=True)]
+    requests = {
+        HEAD + b"Content-Length: seven\r\n\r\n": b"400",
+        # wsgiref leaves it to the application where they end.
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n": b"400",
+    }
+    for server in servers:
+        assert server.health() == 200
+        assert server.post(MONSTERA) == (200, {"name": "Monstera", "tag": "indoor"})
+        assert server.post({**MONSTERA, "tag": "outdoor"})[0] == 409
+        for request, status in requests.items():
+            with server.connect() as connection:
+                connection.sendall(request)
+                # The beginning: wsgiref may lose the rest, as it does not read what is left.
+                assert connection.recv(2**10).split()[1] == status
+        server.kill()
+        assert read_rows(server.url) == [(7, "Monstera", "indoor")]

@@ -1,6 +1,7 @@
 """Classes for gunicorn's --worker-class and --logger-class: with other limits, or with faults."""
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -11,8 +12,8 @@ from worker import LIMITS, State, Worker
 class Quick(Worker):
     """Looks at its connections often, and so ends soon; has the usual limits."""
 
-    check_interval = 0.1
-    exit_delay = 0.1
+    check_interval = 0.05
+    exit_delay = 0.05
 
 
 class Short(Quick):
@@ -27,17 +28,32 @@ class Short(Quick):
     exit_limits: Mapping[State, float] = {**limits, State.WAITING: 0.1, State.RECEIVING: 0.3}
 
 
-class Patient(Quick):
+class Lenient(Quick):
+    """Waits for as long as it takes, but at the end not for idle clients."""
+
+    limits: Mapping[State, float] = dict.fromkeys(State, math.inf)
+    exit_limits: Mapping[State, float] = {**limits, State.WAITING: 0.5}
+
+
+class Patient(Lenient):
     """Has limits that no test waits for, and does not end at SIGTERM while one runs."""
 
     exit_delay = 600.0
-    limits = exit_limits = dict.fromkeys(State, math.inf)
+    exit_limits = Lenient.limits
 
 
 class Late(Quick):
     """Goes on for long after SIGTERM, as where the master is the last to get it."""
 
     exit_delay = 4.0
+
+
+class Starting(Worker):
+    """Is never ready to serve."""
+
+    def init_process(self) -> None:
+        """Take longer than any test waits."""
+        time.sleep(600)
 
 
 def fail(*_: object, **__: object) -> NoReturn:

@@ -1,0 +1,364 @@
+"""The worker: what it makes of bytes, slow clients, many clients and SIGTERM, in real processes.
+
+What takes longer is in tests/ci/test_slow_clients.py and tests/ci/test_worker.py.
+"""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import time
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import pytest
+
+from app import BODY_LIMIT
+from tests.support.locks import lock_held
+from tests.support.rows import read_names
+from tests.support.server import PATIENCE, TOKEN, receive, wait_until
+from tests.support.wire import (
+    GET,
+    HALF_A_BODY,
+    HEAD,
+    MONSTERA,
+    answers,
+    chunked,
+    new_plant,
+    post,
+    receive_answer,
+    refused,
+    statuses,
+)
+from tests.support.writers import Writers
+from worker import HEAD_LIMIT
+
+NOBODY = HEAD.replace(b"Bearer", b"Basic")
+CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n"
+NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: %s\r\n\r\n"
+
+# bodies and heads over raw sockets
+
+
+@pytest.mark.parametrize(("head", "status"), [(HEAD, 413), (NOBODY, 401)])
+@pytest.mark.parametrize("way", ["Content-Length", "chunked"])
+def test_a_client_that_is_still_sending_gets_to_read_the_answer(server, way, head, status):
+    """It sends all of a large body before it reads; the connection ends, as the answer says."""
+    large = b" " * (256 * BODY_LIMIT)
+    if way == "chunked":
+        data = head + CHUNKS + chunked(large, b"")
+    else:
+        data = head + b"Content-Length: %d\r\n\r\n" % len(large) + large
+    answer = server.send(data)
+    refused(answer, status)
+    assert b"\r\nConnection: close\r\n" in answer
+
+
+def test_a_connection_ends_or_stays_as_its_options_say(server):
+    """What is behind an answer that says close is not served (RFC 9112 section 9.6).
+
+    HTTP/1.0 ends unless the client asks otherwise, and needs no Host.
+    """
+    new, old = HEAD, HEAD.replace(b"1.1\r\nHost: localhost", b"1.0")
+    for head, lines, ends in (
+        (new, b"Connection: keep-alive, close", True),
+        (new, b"Connection: TE ,\tClose", True),
+        (new, b"Connection: keep-alive\r\nConnection: close", True),
+        (new, b"Connection: close\r\nTE: trailers\r\nConnection: TE", True),
+        (old, b"Connection: keep-alive, close", True),
+        (old, b"X: x", True),
+        (old, b"Connection: keep-alive", False),
+        (new, b'Connection: closed, x-close, "close"', False),
+        (new, b"X-Connection: close", False),
+    ):
+        behind = new_plant()
+        data = server.send(post(MONSTERA, lines, head=head) + post(behind, b"Connection: close"))
+        assert statuses(data) == ([200] if ends else [200, 200])
+        assert data.count(b"\r\nConnection: close\r\n") == 1
+        assert (server.stored(behind["id"]) is None) == ends
+
+
+def test_a_higher_version_of_http_is_answered_as_1_1(server):
+    """Also to what is asked of Host and of chunks (RFC 9110 section 2.5)."""
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.9") + CHUNKS
+    body = chunked(b'{"id": 7, "name": "Monstera", "tag": "indoor"}', b"")
+    data = server.send(head + body + post(MONSTERA, b"Connection: close"))
+    assert statuses(data) == [200, 200]
+    assert data.count(b"HTTP/1.1 200 OK\r\n") == 2
+    data = server.send(b"GET /healthz HTTP/1.9\r\nConnection: close\r\n\r\n")
+    assert "Host must be" in refused(data, 400)
+    assert data.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_headers_of_a_proxy_change_nothing(server):
+    """gunicorn believes such headers from loopback, unless it is told not to."""
+    for lines in (
+        b"SCRIPT_NAME: /plants",
+        b"SCRIPT_NAME: /x",
+        b"PATH_INFO: /healthz",
+        b"X-Forwarded-Proto: https\r\nX-Forwarded-Ssl: off",
+    ):
+        assert statuses(server.send(post(MONSTERA, lines, b"Connection: close"))) == [200]
+
+
+def test_what_the_parser_refuses_is_an_error_too(server):
+    for data, status in {
+        b"nonsense\r\n\r\n": 400,
+        b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n": 414,
+        GET + b"Expect: a miracle\r\n\r\n": 417,
+        HEAD + b"Transfer-Encoding: rot13\r\n\r\n": 501,
+    }.items():
+        refused(server.send(data), status)
+
+
+def test_a_head_or_a_body_with_too_many_parts_is_refused(server):
+    """64 lines and 16 KiB of a head, but not one more; 80 KiB of a body with its chunks."""
+    get = GET + b"Connection: close\r\n"
+    assert b" 200 OK" in server.send(get + b"X: a\r\n" * 62 + b"\r\n")
+    refused(server.send(get + b"X: a\r\n" * 63 + b"\r\n"), 431)
+    for length, status in ((HEAD_LIMIT, b" 200 OK"), (HEAD_LIMIT + 1, b" 431 ")):
+        assert status in server.send((get + b"X: ").ljust(length - 4, b"x") + b"\r\n\r\n")
+    head = HEAD + b"Connection: close\r\n" + CHUNKS
+    body = b'{"id": %d, "name": "Ivy"}' % new_plant()["id"]
+    for count, expected in ((30, [200]), (60, [400])):
+        extensions = (b"1;x=" + b"x" * 2000 + b"\r\n \r\n") * count
+        trailers = b"0\r\n" + (b"X: " + b"x" * 2000 + b"\r\n") * count + b"\r\n"
+        assert statuses(server.send(head + extensions + chunked(body, b""))) == expected
+        assert statuses(server.send(head + chunked(body) + trailers)) == expected
+
+
+def test_the_date_of_an_answer_is_when_it_was_made(server):
+    def date() -> float:
+        line = server.request("GET", "/healthz").headers["date"]
+        return parsedate_to_datetime(line).timestamp()
+
+    before, first, after = int(time.time()), date(), time.time()
+    assert before <= first <= after
+    wait_until(lambda: date() > first)
+
+
+# the access log
+
+
+def test_the_access_log_has_one_line_a_request_that_no_request_can_forge(server):
+    """Method, path without the query, status, bytes, time, request id; and why it was refused."""
+    path = "/a%0A127.0.0.1%20-%20forged%0D%1B%5B31m%22%E2%80%A8"
+    form = r'127\.0\.0\.1 - - \[\d\d/\w+/\d+:\d\d:\d\d:\d\d [+-]\d{4}\] "(.+?)" (\d+) (\d+) '
+    form += r'\d+\.\d{4}s (\S+)( ".*")?'
+    for request, status, reason in (
+        ("GET /openapi.json", 200, None),
+        (f"GET {path}", 404, r' "there is nothing at /a\n127.0.0.1 - forged\r\u001b[31m\"'),
+    ):
+        sent = {"X-Request-ID": f"line-{status}"}
+        answer = server.request(*f"{request}?query".split(), headers=sent)
+        *found, said = re.fullmatch(form, server.log_line(f"line-{status}")).groups()
+        length = answer.headers["content-length"]
+        assert found == [request, f"{status}", length, f"line-{status}"]
+        assert said.startswith(reason) if reason else said is None
+    server.request("GET", "/healthz", headers={"X-Request-ID": "is-left-out"})
+    server.request("GET", "/nowhere", headers={"X-Request-ID": "is-behind-it"})
+    assert server.log_line("is-behind-it") and "is-left-out" not in server.out
+
+
+# many clients
+
+
+def test_a_wait_for_the_database_holds_up_no_other_request(server):
+    """The lock is waited for in a real thread; gevent can't pause that."""
+    with server.connect() as waiting:
+        with lock_held(Path(server.url.removeprefix("sqlite:///"))):
+            waiting.sendall(post(new_plant()))
+            for _ in range(9):  # by the second one the plant is on its way
+                assert server.request("GET", "/openapi.json").status == 200
+        assert answers(receive_answer(waiting)) == [(200, {"name": "Ivy"})]
+
+
+def is_cut(client: socket.socket) -> bool:
+    """Whether the server has closed a connection on which it had nothing to send."""
+    return bool(select.select([client], [], [], 0)[0])
+
+
+def is_reset(client: socket.socket) -> bool:
+    """Whether the server takes nothing more from a client that goes on sending."""
+    try:
+        if select.select([], [client], [], 0)[1]:
+            client.send(b"GET /behind HTTP/1.1\r\nHost: h\r\n\r\n")
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_who_has_waited_longest_makes_room_for_a_new_client(serve, database):
+    """Who does not take answers first, then who has had the last one, who sends nothing, and who
+    sends a part of a request; in each the one that came first. Who waits for us does not.
+    """
+    options = ["--worker-class=tests.support.workers.Patient", "--worker-connections=12"]
+    server = serve(*options, WEB_CONCURRENCY="1")
+    assert server.health() == 200  # from now on the system keeps little for a client
+    with contextlib.ExitStack() as stack:
+
+        def send(data: bytes) -> socket.socket:
+            client = stack.enter_context(socket.socket())
+            client.settimeout(PATIENCE)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(data)
+            return client
+
+        def is_stuck() -> bool:
+            before = server.out.count("/openapi.json")
+            for _ in range(3):  # rounds in which another answer could have been sent
+                asking.sendall(NOWHERE % b"asking")
+                receive_answer(asking)
+            return before == server.out.count("/openapi.json")
+
+        lock = stack.enter_context(contextlib.ExitStack())
+        lock.enter_context(lock_held(database))
+        working, asking = send(post(MONSTERA)), send(b"")
+        sending, ending, waiting, receiving = [], [], [], []
+        for _ in range(2):
+            receiving.append(send(HEAD + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"))
+            assert receiving[-1].recv(2**16).startswith(b"HTTP/1.1 100 ")
+            waiting.append(send(NOWHERE % b"waiting"))
+            assert receive_answer(waiting[-1])
+            ending.append(send(GET + b"Connection: close\r\n\r\n"))
+            assert receive(ending[-1])
+            sending.append(send((GET + b"\r\n") * 200))
+            wait_until(is_stuck)
+        order = [(each, is_reset) for each in sending + ending]
+        order += [(each, is_cut) for each in [*waiting, asking, *receiving]]
+        while order:
+            send(b"POST /pl")
+            client, is_gone = order.pop(0)
+            wait_until(lambda: is_gone(client))  # noqa: B023
+            assert not any(is_gone(client) for client, is_gone in order)
+        for client in receiving:
+            refused(receive(client), 408)
+        lock.close()
+        assert statuses(receive_answer(working)) == [200]
+    assert "/behind" not in server.out
+
+
+# slow clients
+
+
+def test_who_is_late_is_cut_off(short):
+    """A client that can be told is told. So is one that sends nothing more."""
+    told = {
+        b"": False,
+        b"POST /pl": False,
+        HALF_A_BODY[:-1]: True,
+        HALF_A_BODY: True,
+        HEAD + CHUNKS + b"9\r\n{": True,
+    }
+    with contextlib.ExitStack() as stack:
+        idle = stack.enter_context(short.connect())
+        idle.sendall(post(MONSTERA))
+        clients = {stack.enter_context(short.connect()): half for half in told}
+        for client, half in clients.items():
+            client.sendall(half)
+        for client, half in clients.items():
+            answer = receive(client)
+            assert "did not come in whole" in refused(answer, 408) if told[half] else not answer
+        assert statuses(receive(idle)) == [200]
+
+
+def test_each_request_of_a_connection_has_a_time_limit_of_its_own(short):
+    """A busy connection is not cut off, but one whose next request does not come to its end is."""
+    request = post(MONSTERA)
+    with short.connect() as busy, short.connect() as late:
+        late.sendall(HALF_A_BODY)
+        while not is_cut(late):  # for as long as one request may take
+            for piece in (request[:7], request[7:-9], request[-9:]):
+                busy.sendall(piece)
+                time.sleep(0.01)
+            assert statuses(receive_answer(busy)) == [200]
+        busy.sendall(request + HALF_A_BODY)
+        assert statuses(receive(busy)) == [200, 408]
+
+
+def test_a_client_that_reads_none_of_many_answers_is_cut_off(short):
+    """They are more than the system keeps for a connection, so that the worker waits with them."""
+    begin = len(short.out)
+    with short.connect() as client:
+        client.sendall((GET + b"\r\n") * 2000)
+        wait_until(lambda: is_reset(client))
+    assert 0 < short.out[begin:].count("GET /openapi.json") < 2000
+
+
+def test_a_client_that_goes_on_sending_after_its_last_answer_is_cut_off(short):
+    """What it sends is the rest of a body that was not read, and no request."""
+    with short.connect() as client:
+        client.sendall(NOBODY + b"Content-Length: 65536\r\n\r\n")
+        refused(receive(client), 401)
+        wait_until(lambda: is_reset(client))
+    assert "/behind" not in short.out
+
+
+# the end
+
+
+def test_sigterm_drops_nothing(serve, database):
+    """Each connection that was made gets its answer, also for a request that was only begun.
+
+    Idle clients are not waited for, though they may wait for longer than this test does.
+    """
+    options = ["--worker-class=tests.support.workers.Lenient", "--graceful-timeout=600"]
+    server = serve(*options, PLANTS_TOKENS=f"garden:{TOKEN}")
+    with (
+        Writers(server.port) as writers,
+        server.connect() as begun,
+        server.connect() as idle,
+    ):
+        idle.sendall(post(MONSTERA))
+        assert receive_answer(idle).startswith(b"HTTP/1.1 200")
+        plant = new_plant()
+        begun.sendall(post(plant, b"Expect: 100-continue")[:-9])
+        assert begun.recv(2**16).startswith(b"HTTP/1.1 100")
+        assert writers.goes_on()
+        server.signal(signal.SIGTERM)
+        wait_until(lambda: writers.failures)  # nobody listens any more
+        begun.sendall(post(plant)[-9:])
+        answer = receive(begun)
+        assert statuses(answer) == [200]
+        assert b"\r\nConnection: close\r\n" in answer
+        begun.close()
+        assert server.wait() == 0
+        assert receive(idle) == b""
+    dropped_nothing(writers)
+    assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
+    stored = {plant["id"]: plant["name"], 7: "Monstera"}
+    assert read_names(server.url) == writers.acknowledged | stored
+    assert server.out.startswith("127.0.0.1 - garden [")  # the name of the token
+
+
+def dropped_nothing(writers: Writers) -> None:
+    """Assert that every request was answered with 200 until connections were refused.
+
+    The system resets one that is made between the last accept() and the close() of the listener.
+    """
+    assert set(writers.answers) == {200}
+    assert set(writers.failures) <= {ConnectionRefusedError, ConnectionResetError}
+    assert writers.failures[ConnectionResetError] <= 1
+
+
+def test_a_worker_serves_on_for_a_while_after_sigterm(serve):
+    """Where all processes get it, the master may be the last. Each answer says close from then."""
+    server = serve("--worker-class=tests.support.workers.Patient", WEB_CONCURRENCY="1")
+    (worker,) = server.workers(1)
+    assert server.post(MONSTERA)[0] == 200
+    server.signal(signal.SIGSTOP)  # it would start another worker
+    os.kill(worker, signal.SIGTERM)
+
+    def says_close() -> bool:
+        with server.connect() as client:
+            client.sendall(post(MONSTERA))
+            answer = receive_answer(client)
+        assert statuses(answer) == [200]
+        return b"\r\nConnection: close\r\n" in answer
+
+    wait_until(says_close)
+    time.sleep(0.2)  # it looks more often than that whether it has to end
+    assert says_close()
