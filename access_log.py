@@ -17,7 +17,7 @@ class AccessLogger(Logger):
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta) -> None:
         """Write a line, but not for a /healthz that succeeds: platforms ask every few seconds."""
-        path, status = environ["PATH_INFO"], str(resp.status)[:3]
+        path, status = environ.get("PATH_INFO", ""), str(resp.status)[:3]
         if not self.access_log_enabled or (path == "/healthz" and status == "200"):
             return
         request = f"{environ['REQUEST_METHOD']} {quote(path)}"[:2000].rstrip()

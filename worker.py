@@ -5,6 +5,7 @@ import enum
 import functools
 import gc
 import math
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -204,6 +205,12 @@ class Worker(GeventWorker):
         """End later: where all processes get SIGTERM, the master has to stop listening first."""
         self.is_ending = True
         gevent.spawn_later(self.exit_delay, super().handle_exit, sig, frame)
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        """End at once, and once: Ctrl+C comes from the terminal, and then from the master."""
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # Python reports a late one to SIG_IGN
+        super().handle_quit(sig, frame)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer what never came to the application as the application would: with an Error."""
