@@ -41,7 +41,10 @@ def processes_in(folder: Path) -> list[int]:
 
 
 class PostgreSQL:
-    """A server with a folder of its own, that listens on a Unix socket there."""
+    """A server with a folder of its own, that listens on a Unix socket there.
+
+    It trusts everybody, but for a role that is named guest, which needs a password.
+    """
 
     def __init__(self, primary: "PostgreSQL | None" = None) -> None:
         """Make a new one, or a standby of a primary."""
@@ -55,6 +58,8 @@ class PostgreSQL:
             self._run("pg_basebackup", *source, "--checkpoint=fast", "--no-sync")
         else:
             self._run("initdb", "-U", USER, "-A", "trust", "-N", "--encoding=UTF8", "--locale=C")
+            rules = self._data / "pg_hba.conf"
+            rules.write_text(f"local all guest scram-sha-256\n{rules.read_text()}")
 
     def _run(self, name: str, *arguments: str) -> None:
         command = [program(name), "-D", self._data, *arguments]
@@ -99,6 +104,7 @@ class PostgreSQL:
         self.execute("SELECT pg_reload_conf()")
         show = "SHOW synchronous_standby_names"
         wait_until(lambda: self.execute(show) == [(standbys,)])
+        self.execute("CHECKPOINT")  # the process that makes it tells all others
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop it: SIGINT ends connections, SIGQUIT is a crash of all its processes."""

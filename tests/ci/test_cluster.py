@@ -1,0 +1,144 @@
+"""PostgreSQL with standbys, and behind PgBouncer: every plant that was answered for is there."""
+
+import http.client
+import itertools
+import random
+import signal
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from engines import Conflict, Unavailable
+from plant import Plant
+from storage import Storage
+from tests.support.postgresql import running_pooler, running_postgresql
+from tests.support.rows import read_names
+from tests.support.server import PATIENCE, wait_until
+from tests.support.writers import Writers
+
+MONSTERA = Plant(7, "Monstera")
+
+
+class Rivals(Writers):
+    """Clients that post plants with the same ids and different names, all the time."""
+
+    def __init__(self, port: int) -> None:
+        """Note what each plant was answered with."""
+        super().__init__(port)
+        self.told: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
+
+    def write(self, client: http.client.HTTPConnection) -> None:
+        """Post one plant, whatever the answer is."""
+        number, name = random.randrange(400), random.choice("abc")
+        self.told[number, name].add(self.post(client, {"id": number, "name": name}))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_fail_over_loses_nothing(serve, how):
+    """The service goes on, not restarted; a server that gives no answers is given up.
+
+    Of each id one plant gets 200s and all others 409, before and after, and that plant is stored.
+    """
+    quick = "fsync=off"  # all processes of a server end, the machine goes on
+    with running_postgresql(quick) as primary, running_postgresql(quick, primary=primary) as standby:
+        primary.set_synchronous("*")
+        state = "SELECT sync_state FROM pg_stat_replication"
+        wait_until(lambda: primary.execute(state) == [("sync",)])
+        hosts = f"{primary.folder},{standby.folder}"
+        server = serve(DATABASE_URL=f"postgresql:///postgres?host={hosts}&user=postgres")
+        with Writers(server.port) as writers, Rivals(server.port) as rivals:
+            assert writers.goes_on(100)
+            primary.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'plants'"
+            )
+            assert writers.goes_on(100)
+            primary.signal(how)
+            failed = writers.answers[503]
+            wait_until(lambda: writers.answers[503] > failed)  # what was under way is unknown
+            standby.execute("SELECT pg_promote()")
+            assert writers.goes_on(100)
+        stored = read_names(standby.url())
+        assert writers.acknowledged.items() <= stored.items()
+        for (number, name), statuses in rivals.told.items():
+            assert statuses <= {200 if stored.get(number) == name else 409, 503}
+        assert (rivals.answers | writers.answers).keys() == {200, 409, 503}
+        assert not writers.failures and not rivals.failures
+
+
+@pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
+@pytest.mark.parametrize("already", [False, True], ids=["new", "there already"])
+def test_what_is_not_on_the_standby_is_not_answered_for(
+    postgresql, postgresql_url, open_storage, how, already
+):
+    """A commit that stopped waiting for the standby is a success to PostgreSQL, but not to us.
+
+    Nor is a plant that is there already: it may be here alone, and would go with this server.
+    """
+    quiet = f"{postgresql_url}&options=-cclient_min_messages%3Derror"  # would hide the warning
+    storage = open_storage(quiet)
+    storage.add(MONSTERA if already else Plant(8, "n"))
+    query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with ThreadPoolExecutor() as pool:
+        try:
+            postgresql.set_synchronous("nobody")
+            adding = pool.submit(wait_until, lambda: storage.add_all([MONSTERA]) == [None])
+            for _ in range(3):
+                ((session,),) = wait_until(lambda: postgresql.execute(query))
+                postgresql.execute(f"SELECT {how}({session})")
+                wait_until(lambda old=session: (old,) not in postgresql.execute(query))
+            wait_until(lambda: postgresql.execute(query))
+            with pytest.raises(Unavailable):
+                open_storage(quiet).check(0.5)
+            assert not adding.done()
+        finally:
+            postgresql.set_synchronous("")
+        adding.result()
+    assert next(storage.rows()) == MONSTERA
+
+
+NOTE_SETTINGS = """CREATE TABLE seen (setting text, session int);
+    CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO seen VALUES (current_setting('synchronous_commit'), pg_backend_pid());
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER notes BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION note()"""
+
+
+def test_a_pooler_changes_nothing(postgresql, postgresql_url, open_storage):
+    """In transaction mode each transaction may get another session, which others use as well.
+
+    Each commit waits for the disk, though the role's own do not, and no setting stays behind.
+    """
+    database = psycopg.conninfo.conninfo_to_dict(postgresql_url)["dbname"]
+    postgresql.execute("CREATE ROLE pooled LOGIN")
+    postgresql.execute("ALTER ROLE pooled SET synchronous_commit = off")
+    postgresql.execute(f"ALTER DATABASE {database} OWNER TO pooled")
+    with (
+        running_pooler(postgresql, "transaction", database, "pooled") as url,
+        ThreadPoolExecutor() as pool,
+    ):
+        storages = [open_storage(url) for _ in range(4)]
+        storages[0].add(MONSTERA)
+        numbers = itertools.count(100)
+
+        def add(storage: Storage) -> None:
+            for number in itertools.islice(numbers, 20):
+                storage.add(Plant(number, "n"))
+            storage.add(MONSTERA)
+            assert isinstance(*storage.add_all([Plant(7, "other")]), Conflict)
+
+        with psycopg.connect(url, autocommit=True, prepare_threshold=None) as neighbour:
+
+            def count_sessions() -> int:
+                neighbour.execute("SET synchronous_commit = off")
+                list(pool.map(add, storages))
+                return neighbour.execute("SELECT count(DISTINCT session) FROM seen").fetchone()[0]
+
+            neighbour.execute(NOTE_SETTINGS)
+            wait_until(lambda: count_sessions() >= 3)
+            storages[1].check(PATIENCE)
+            assert neighbour.execute("SELECT DISTINCT setting FROM seen").fetchall() == [("on",)]
+            assert neighbour.execute("SHOW lock_timeout").fetchone() == ("0",)
