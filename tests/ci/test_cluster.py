@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from engines import Conflict, Unavailable
+from engines import Unavailable
 from plant import Plant
 from storage import Storage
 from tests.support.postgresql import running_pooler, running_postgresql
@@ -42,7 +42,10 @@ def test_a_fail_over_loses_nothing(serve, how):
     Of each id one plant gets 200s and all others 409, before and after, and that plant is stored.
     """
     quick = "fsync=off"  # all processes of a server end, the machine goes on
-    with running_postgresql(quick) as primary, running_postgresql(quick, primary=primary) as standby:
+    with (
+        running_postgresql(quick) as primary,
+        running_postgresql(quick, primary=primary) as standby,
+    ):
         primary.set_synchronous("*")
         state = "SELECT sync_state FROM pg_stat_replication"
         wait_until(lambda: primary.execute(state) == [("sync",)])
@@ -50,10 +53,8 @@ def test_a_fail_over_loses_nothing(serve, how):
         server = serve(DATABASE_URL=f"postgresql:///postgres?host={hosts}&user=postgres")
         with Writers(server.port) as writers, Rivals(server.port) as rivals:
             assert writers.goes_on(100)
-            primary.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE application_name = 'plants'"
-            )
+            services = "FROM pg_stat_activity WHERE application_name = 'plants'"
+            primary.execute(f"SELECT pg_terminate_backend(pid) {services}")
             assert writers.goes_on(100)
             primary.signal(how)
             failed = writers.answers[503]
@@ -107,38 +108,28 @@ NOTE_SETTINGS = """CREATE TABLE seen (setting text, session int);
     CREATE TRIGGER notes BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION note()"""
 
 
-def test_a_pooler_changes_nothing(postgresql, postgresql_url, open_storage):
+def test_a_pooler_changes_nothing(postgresql, open_storage):
     """In transaction mode each transaction may get another session, which others use as well.
 
     Each commit waits for the disk, though the role's own do not, and no setting stays behind.
     """
-    database = psycopg.conninfo.conninfo_to_dict(postgresql_url)["dbname"]
     postgresql.execute("CREATE ROLE pooled LOGIN")
     postgresql.execute("ALTER ROLE pooled SET synchronous_commit = off")
-    postgresql.execute(f"ALTER DATABASE {database} OWNER TO pooled")
-    with (
-        running_pooler(postgresql, "transaction", database, "pooled") as url,
-        ThreadPoolExecutor() as pool,
-    ):
+    postgresql.execute("CREATE DATABASE pooled OWNER pooled")
+    with running_pooler(postgresql, "pooled") as url, ThreadPoolExecutor() as pool:
         storages = [open_storage(url) for _ in range(4)]
-        storages[0].add(MONSTERA)
-        numbers = itertools.count(100)
-
-        def add(storage: Storage) -> None:
-            for number in itertools.islice(numbers, 20):
-                storage.add(Plant(number, "n"))
-            storage.add(MONSTERA)
-            assert isinstance(*storage.add_all([Plant(7, "other")]), Conflict)
-
+        storages[0].check(PATIENCE)
+        plants = map(Plant, itertools.count(), itertools.repeat("n"))
         with psycopg.connect(url, autocommit=True, prepare_threshold=None) as neighbour:
 
             def count_sessions() -> int:
                 neighbour.execute("SET synchronous_commit = off")
-                list(pool.map(add, storages))
+                batches = [list(itertools.islice(plants, 1200)) for _ in storages]
+                outcomes = pool.map(Storage.add_all, storages, batches)
+                assert {*itertools.chain(*outcomes)} == {None}
                 return neighbour.execute("SELECT count(DISTINCT session) FROM seen").fetchone()[0]
 
             neighbour.execute(NOTE_SETTINGS)
             wait_until(lambda: count_sessions() >= 3)
-            storages[1].check(PATIENCE)
             assert neighbour.execute("SELECT DISTINCT setting FROM seen").fetchall() == [("on",)]
             assert neighbour.execute("SHOW lock_timeout").fetchone() == ("0",)

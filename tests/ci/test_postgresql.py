@@ -122,15 +122,6 @@ def test_a_url_is_what_libpq_takes(open_storage, url, tmp_path, scheme):
     assert list(storage.rows()) == [Plant(7, "🌵")]
 
 
-def test_a_host_that_no_name_server_can_know_is_refused(serve):
-    stops_in_one_line(serve(DATABASE_URL="postgresql://a..b/d"), "no host can have this name")
-
-
-def test_a_database_that_cannot_hold_any_text_is_refused(serve, postgresql):
-    postgresql.execute("CREATE DATABASE latin ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
-    stops_in_one_line(serve(DATABASE_URL=postgresql.url("latin")), "in LATIN1, not UTF8")
-
-
 @pytest.mark.parametrize(
     "what", [f"UNLOGGED {TABLE}", "VIEW plants AS SELECT 1", "TYPE plants AS ENUM ()"]
 )
@@ -141,6 +132,13 @@ def test_what_is_no_table_for_plants_is_refused(serve, storage, connection, sess
         storage.check(PATIENCE)
     wait_until(lambda: not sessions())
     stops_in_one_line(serve(), "plants must be a table made by: CREATE TABLE plants")
+
+
+def test_a_database_or_a_host_that_can_not_be_is_refused(serve, postgresql):
+    """Not every encoding has all characters; and a host's name has no empty part."""
+    postgresql.execute("CREATE DATABASE latin ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
+    stops_in_one_line(serve(DATABASE_URL=postgresql.url("latin")), "in LATIN1, not UTF8")
+    stops_in_one_line(serve(DATABASE_URL="postgresql://a..b/d"), "no host can have this name")
 
 
 @pytest.mark.parametrize("rights", ["", "SELECT", "SELECT, INSERT", "INSERT, UPDATE"])
@@ -215,26 +213,21 @@ SHADOWS = """
     DO $do$ DECLARE shadow text; BEGIN FOR shadow IN
         SELECT format('VIEW public.%I AS SELECT * FROM %1$I WHERE public.is_used()', relname)
         FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind IN ('r', 'v')
-    UNION ALL
-        SELECT format('DOMAIN public.%I AS %1$I CHECK (public.is_used())', typname)
+    UNION ALL SELECT format('DOMAIN public.%I AS %1$I CHECK (public.is_used())', typname)
         FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype = 'b'
-    UNION ALL
-        SELECT format('FUNCTION public.%I(%s) RETURNS %s LANGUAGE plpgsql AS '
+    UNION ALL SELECT format('FUNCTION public.%I(%s) RETURNS %s LANGUAGE plpgsql AS '
             '$$ BEGIN PERFORM public.is_used(); END $$', proname, types, result)
         FROM (SELECT proname, oidvectortypes(proargtypes), pg_get_function_result(oid)
             FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f'
             UNION VALUES ('json_array_elements', 'text', 'SETOF json'),
                 ('concat', 'regnamespace, text', 'text'), ('equal', 'oid, regclass', 'bool')
         ) AS functions (proname, types, result)
-    UNION ALL
-        SELECT format('OPERATOR public.%s (%s RIGHTARG = %s, FUNCTION = public.%s)', oprname,
+    UNION ALL SELECT format('OPERATOR public.%s (%s RIGHTARG = %s, FUNCTION = public.%s)', oprname,
             'LEFTARG = ' || nullif(oprleft, 0)::regtype || ',', oprright::regtype, oprcode)
         FROM pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace
     UNION ALL VALUES
         ('OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.equal)')
-    LOOP
-        BEGIN EXECUTE 'CREATE ' || shadow; EXCEPTION WHEN OTHERS THEN END;
-    END LOOP; END $do$"""
+    LOOP BEGIN EXECUTE 'CREATE ' || shadow; EXCEPTION WHEN OTHERS THEN END; END LOOP; END $do$"""
 
 
 @pytest.mark.parametrize("path", ["public", "public,pg_catalog"])
@@ -308,24 +301,23 @@ def test_a_server_that_lets_in_and_then_hangs_is_given_up(open_storage, pool):
             adding.result(PATIENCE)
 
 
-def test_a_statement_that_hangs_is_ended_on_the_server(open_storage, url, connection, sessions):
+def test_each_batch_has_a_deadline_of_its_own(open_storage, url, connection, sessions):
+    """A statement that hangs is ended on the server; until one does, the connection is kept."""
     storage = open_storage(url, SHORT)
     wait_until(lambda: storage.add_all([IVY]) == [None])
+
+    def is_kept() -> bool:
+        before = sessions()
+        time.sleep(1.1)
+        return storage.add_all([IVY]) == [None] and sessions() == before
+
+    wait_until(is_kept)
     before_insert(connection, "PERFORM pg_sleep(600);")
     with pytest.raises(Unavailable, match="PostgreSQL: the server hangs"):
         storage.add(MONSTERA)
     wait_until(lambda: not sessions("PgSleep"))
     connection.execute("DROP TRIGGER acts ON plants")
     wait_until(lambda: storage.add_all([MONSTERA]) == [None])
-
-
-def test_a_connection_is_kept_beyond_the_deadline_of_a_batch(open_storage, url, sessions):
-    storage = open_storage(url, SHORT)
-    wait_until(lambda: storage.add_all([MONSTERA]) == [None])
-    before = sessions()
-    time.sleep(1.1)
-    wait_until(lambda: storage.add_all([IVY]) == [None])
-    assert sessions() == before
 
 
 def test_a_batch_is_sent_again_where_its_connection_is_lost(serve, connection, sessions, pool):

@@ -138,13 +138,13 @@ def running_postgresql(*settings: str, primary: PostgreSQL | None = None) -> Ite
 
 
 @contextlib.contextmanager
-def running_pooler(server: PostgreSQL, mode: str, database: str, role: str) -> Iterator[str]:
-    """The URL of a PgBouncer for a role, in the mode "session" or "transaction"."""
+def running_pooler(server: PostgreSQL, name: str) -> Iterator[str]:
+    """The URL of a PgBouncer in transaction mode, for a database and a role of that name."""
     folder = Path(tempfile.mkdtemp(prefix="pooler-", dir=server.folder))
-    (folder / "users").write_text(f'"{role}" ""\n')
+    (folder / "users").write_text(f'"{name}" ""\n')
     (folder / "settings").write_text(
-        f"[databases]\n{database} = host={server.folder}\n"
-        f"[pgbouncer]\npool_mode = {mode}\nunix_socket_dir = {folder}\n"
+        f"[databases]\n{name} = host={server.folder}\n"
+        f"[pgbouncer]\npool_mode = transaction\nunix_socket_dir = {folder}\n"
         f"auth_type = trust\nauth_file = {folder}/users\n"
         "listen_addr =\nlisten_port = 6432\nserver_lifetime = 1\ndefault_pool_size = 4\n"
     )
@@ -155,7 +155,7 @@ def running_pooler(server: PostgreSQL, mode: str, database: str, role: str) -> I
         pooler = subprocess.Popen(command, stderr=log, cwd=folder, **OWNER)
     try:
         wait_until((folder / ".s.PGSQL.6432").exists)
-        yield f"postgresql:///{database}?host={folder}&port=6432&user={role}"
+        yield f"postgresql:///{name}?host={folder}&port=6432&user={name}"
     finally:
         pooler.kill()
         pooler.wait(PATIENCE)
