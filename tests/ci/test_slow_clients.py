@@ -3,7 +3,10 @@
 import contextlib
 import http.client
 import os
+import re
 import resource
+import select
+import signal
 import socket
 import subprocess
 import threading
@@ -12,30 +15,44 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.locks import locked
-from tests.support.server import (
-    HERE,
-    PATIENCE,
-    Server,
-    Writers,
-    free_port,
-    receive,
-    usage,
-    wait_until,
+from tests.support.processes import usage
+from tests.support.server import HERE, PATIENCE, SHORT, Server, free_port, receive, wait_until
+from tests.support.wire import (
+    GET,
+    HALF_A_BODY,
+    HEAD,
+    MONSTERA,
+    new_plant,
+    post,
+    receive_answer,
+    refused,
+    statuses,
 )
-from tests.support.wire import HEAD, MONSTERA, post
-from tests.test_slow_clients import GET, HALF_A_BODY
+from tests.support.writers import Writers
 
-FOR_EVER = 600  # seconds: longer than a test waits
 PATIENT = "--worker-class=tests.support.workers.Patient"
-LAST = GET + b"Connection: close\r\n\r\n"
 SMALL, LARGE = 1, 2**16  # bytes
-KINDS = {  # what they send at first, seconds between further bytes, and how much they read at once
-    "half a header": (b"POST /pl", FOR_EVER, LARGE),
-    "half a body": (HALF_A_BODY, FOR_EVER, LARGE),
-    "a byte every three seconds": (HEAD, 3, LARGE),
-    "holding the connection after the answer": (LAST, FOR_EVER, LARGE),
-    "reading the answer a byte at a time": (LAST, 1, SMALL),
+LAST = GET + b"Connection: close\r\n\r\n"
+NOBODY = b"POST /plants HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+LINE = b"X: " + b"x" * 995 + b"\r\n"
+PIPELINED = b"GET /script.js HTTP/1.1\r\nHost: h\r\n\r\n" * 30
+KINDS = {  # what they send at first, whether bytes follow, and how much they read at once
+    "nothing": (b"", False, LARGE),
+    "half a head": (b"POST /pl", False, LARGE),
+    "half a body": (HALF_A_BODY, False, LARGE),
+    "a byte at a time": (HEAD, True, LARGE),
+    "a long head, then a byte at a time": (GET + LINE * 15, True, LARGE),
+    "trailers, then a byte at a time": (NOBODY + b"0\r\n" + LINE * 15, True, LARGE),
+    "a chunk's extension, then a byte at a time": (NOBODY + b"1;x=" + b"x" * 4000, True, LARGE),
+    "a refused body without its last byte": (
+        HEAD.replace(b"Bearer", b"Basic") + b"Content-Length: 65536\r\n\r\n" + b"x" * 65535,
+        False,
+        LARGE,
+    ),
+    "idle": (GET + b"\r\n", False, LARGE),
+    "holding the connection after the answer": (LAST, True, LARGE),
+    "reading the answer a byte at a time": (LAST, False, SMALL),
+    "pipelining, and reading nothing": (PIPELINED, False, SMALL),
 }
 
 
@@ -64,92 +81,112 @@ def connect() -> Iterator[Callable[..., socket.socket]]:
         yield connect
 
 
-class SlowClient:
-    """A connection that does not let go as long as the server lets it."""
-
-    def __init__(self, connection: socket.socket, pause: float, size: int) -> None:
-        connection.setblocking(False)
-        self._connection = connection
-        self._pause, self._size = pause, size
-        self._next = time.monotonic() + pause
-        self._has_ended = False  # the server sends no more, but may still hold the connection
-
-    def is_cut_off(self) -> bool:
-        """Go on as before; return whether that is no longer possible."""
-        try:
-            if self._has_ended or time.monotonic() > self._next:
-                self._connection.send(b"x")
-                self._next += self._pause
-            self._has_ended = self._connection.recv(self._size) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return False
+def is_ready(client: socket.socket, event: int) -> bool:
+    """Return whether a call would not wait; unlike select(), for any number of descriptors."""
+    poll = select.poll()
+    poll.register(client, event)
+    return bool(poll.poll(0))
 
 
-def test_two_hundred_slow_clients_of_each_kind_keep_nobody_out(serve, connect, record_property):
-    """Beside them a good client's p99 is under a second, and each is cut off within 30 s."""
-    server = serve()
-    clients = [
-        SlowClient(connect(server, data, buffer=size), pause, size)
-        for data, pause, size in list(KINDS.values()) * 200
-    ]
-    took = []
+def send_on(client: socket.socket) -> bool:
+    """Send another byte where that does not wait; return whether the connection is gone."""
+    try:
+        if is_ready(client, select.POLLOUT):
+            client.send(b"x")
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_slow_clients_of_each_kind_are_cut_off(serve, connect):
+    """A good client is served beside them until then."""
+    server = serve(SHORT, "--keep-alive=1")
+    clients = {connect(server, data, size): (drips, size) for data, drips, size in KINDS.values()}
+
+    def is_gone(client: socket.socket, drips: bool, size: int) -> bool:
+        with contextlib.suppress(ConnectionError):
+            has_ended = not drips and is_ready(client, select.POLLIN) and not client.recv(size)
+            return (has_ended or drips or size == SMALL) and send_on(client)
+        return True
 
     def are_cut_off() -> bool:
-        begin = time.monotonic()
-        assert server.post({"id": len(took), "name": "n"})[0] == 200
-        took.append(time.monotonic() - begin)
-        return all([client.is_cut_off() for client in clients])
+        assert server.post(new_plant())[0] == 200
+        for client in [client for client, way in clients.items() if is_gone(client, *way)]:
+            del clients[client]
+        return not clients
 
-    wait_until(are_cut_off)  # for 30 s
-    p99 = sorted(took)[int(len(took) * 0.99)]
-    assert p99 < 1
-    figures = f"{len(took)} requests of a good client, p99 {1000 * p99:.0f} ms"
-    record_property(f"beside {len(clients)} slow clients", figures)
+    wait_until(are_cut_off)
 
 
-@pytest.mark.parametrize("kind", ["nothing", *KINDS, "idle"])
-def test_more_connections_than_there_is_room_for_keep_nobody_out(serve, connect, kind):
-    """Though each might wait for longer than the test does, those that wait longest make room."""
-    server = serve(PATIENT, f"--keep-alive={FOR_EVER}", "--worker-connections=50")
-    sends = {"idle": GET + b"\r\n", **{name: data for name, (data, *_) in KINDS.items()}}
-    for _ in range(150):
-        connect(server, sends.get(kind, b""))
-    for number in range(50):
-        assert server.post({"id": number, "name": "n"})[0] == 200
-
-
-def test_a_client_that_makes_room_gets_an_answer_if_its_request_is_there(serve, connect, database):
-    """Though it waits for the storage for longer than the answer's time to be read."""
-    server = serve(
-        "--worker-class=tests.support.workers.Hasty", "--worker-connections=20", WEB_CONCURRENCY="1"
-    )
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_clients_than_there_is_room_for_keep_nobody_out(serve, connect, kind, record_property):
+    """A good client on new connections is answered; the memory is bounded, the costs are printed."""
+    data, drips, size = KINDS[kind]
+    server, took = serve(PATIENT, "--keep-alive=600", WEB_CONCURRENCY="1"), []
     assert server.post(MONSTERA)[0] == 200
-    with locked(database):
+    (worker,) = server.workers(1)
+    before = usage("self"), usage(worker)
+    strangers = [connect(server, data, size) for _ in range(1500)]
+    for _ in range(50):
+        for stranger in strangers if drips else ():
+            send_on(stranger)
         begin = time.monotonic()
-        waiting = [connect(server, post(MONSTERA, b"Connection: close")) for _ in range(60)]
-        time.sleep(max(begin + 2 - time.monotonic(), 0))
-    assert {receive(client)[:12] for client in waiting} == {b"HTTP/1.1 200"}
+        assert server.post(new_plant())[0] == 200
+        took.append(time.monotonic() - begin)
+    after = usage("self"), usage(worker)
+    assert server.workers(1) == [worker]
+    more = after[1].memory - before[1].memory
+    assert more < 100  # MiB: a connection with all that it may send is 64 KiB
+    spent = [now.cpu_time - then.cpu_time for now, then in zip(after, before, strict=True)]
+    figures = f"slowest good answer {1000 * max(took):.0f} ms, {more:.0f} MiB more in the worker"
+    record_property(kind, f"{figures}, CPU of strangers {spent[0]:.1f} s, of it {spent[1]:.1f} s")
 
 
-def test_clients_that_send_without_end_do_not_hold_up_others(serve):
+def test_an_idle_client_may_wait_for_longer_than_a_request_takes(serve):
+    server = serve(SHORT, "--keep-alive=600", WEB_CONCURRENCY="1")
+    with server.connect() as new, server.connect() as idle, server.connect() as late:
+        idle.sendall(post(MONSTERA))
+        receive_answer(idle)
+        late.sendall(HALF_A_BODY)
+        refused(receive(late), 408)
+        for client in (new, idle):
+            client.sendall(post(MONSTERA))
+            assert statuses(receive_answer(client)) == [200]
+
+
+def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server):
+    """One request of each in a round, however many of them are there."""
+    nowhere = b"GET /nowhere HTTP/1.1\r\nHost: h\r\nX-Request-ID: %s\r\n\r\n"
+    assert server.health() == 200
+    (worker,) = server.workers(1)
+    with server.connect() as one, server.connect() as other:
+        for client in (one, other):
+            client.sendall(nowhere % b"first")
+            receive_answer(client)
+        os.kill(worker, signal.SIGSTOP)  # until all has come
+        for name, client in ((b"one", one), (b"other", other)):
+            client.sendall(b"".join(nowhere % (b"%s-%d" % (name, i)) for i in range(20)))
+        os.kill(worker, signal.SIGCONT)
+        assert server.log_line("one-19") and server.log_line("other-19")
+    order = re.findall(r" (one|other)-\d+\b", server.out)
+    assert 5 <= order[:20].count("one") <= 15
+
+
+def test_clients_that_send_without_end_do_not_hold_up_others(server):
     """What is read of a body that nobody wants is bounded, also for a client in a hurry."""
-    server = serve(WEB_CONCURRENCY="1")
-    endless = [HEAD + b"Content-Length: 9999999999\r\n\r\n", b"nonsense\r\n\r\n"]
 
     def send(head: bytes) -> None:
-        with contextlib.suppress(OSError), server.connect() as connection:
-            connection.sendall(head)
+        with contextlib.suppress(ConnectionError), server.connect() as client:
+            client.sendall(head)
             while True:
-                connection.sendall(b" " * 2**20)
+                client.sendall(b" " * 2**20)
 
-    senders = [threading.Thread(target=send, args=[head]) for head in endless * 2]
+    heads = [HEAD + b"Content-Length: 9999999999\r\n\r\n", b"nonsense\r\n\r\n"] * 2
+    senders = [threading.Thread(target=send, args=[head]) for head in heads]
     for sender in senders:
         sender.start()
     for _ in range(20):
-        assert server.request("GET", "/openapi.json")[0] == 200
+        assert server.request("GET", "/openapi.json").status == 200
     for sender in senders:
         sender.join(PATIENCE)
         assert not sender.is_alive()
@@ -161,14 +198,14 @@ def test_few_descriptors_keep_nobody_out(serve, connect):
     wait_until(lambda: "2 workers of up to 32 connections" in server.err)
     for _ in range(100):
         connect(server, HALF_A_BODY)
-    for number in range(20):
-        assert server.post({"id": number, "name": "n"})[0] == 200
+    for _ in range(20):
+        assert server.post(new_plant())[0] == 200
 
 
 def test_running_out_of_descriptors_kills_no_worker(serve, connect):
     """Connections wait until there are descriptors again."""
     server = serve()
-    server.may_fail = True  # gunicorn logs it with a traceback
+    server.may_fail = True  # gevent says so with a traceback
     assert server.post(MONSTERA)[0] == 200
     before = server.workers()
     for pid in before:
@@ -182,8 +219,8 @@ def test_running_out_of_descriptors_kills_no_worker(serve, connect):
 
 
 def test_a_100_continue_that_nobody_takes_holds_nothing(serve, connect):
-    """gunicorn sends it by itself; after ids of one length it is what finds the buffer full."""
-    server = serve("--worker-class=tests.support.workers.Short", WEB_CONCURRENCY="1")
+    """After ids of one length it is what finds the buffer full."""
+    server = serve(SHORT, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == 200
     (worker,) = server.workers(1)
     before = usage(worker).descriptors
@@ -195,11 +232,10 @@ def test_a_100_continue_that_nobody_takes_holds_nothing(serve, connect):
 
 def test_ten_thousand_connections_leave_nothing_behind(serve, connect, record_property):
     """Opened and closed at once: no thread, no descriptor, and no memory that grows."""
-    server = serve(WEB_CONCURRENCY="1")
+    server, peaks = serve(WEB_CONCURRENCY="1"), []
     assert server.post(MONSTERA)[0] == 200
     (worker,) = server.workers(1)
     before = usage(worker)
-    peaks = []
     for _ in range(3):
         for _ in range(20):
             for connection in [connect(server) for _ in range(500)]:
@@ -212,96 +248,37 @@ def test_ten_thousand_connections_leave_nothing_behind(serve, connect, record_pr
     record_property("three times 10,000 connections", f"{memory} MiB after each (PSS of a worker)")
 
 
-NOBODY = b"POST /plants HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-LINE = b"X: " + b"x" * 995 + b"\r\n"
-LONG = b"1;x=" + b"x" * 4000
-PIPELINED = b"GET /script.js HTTP/1.1\r\nHost: h\r\n\r\n" * 30
-REFUSED = b"POST /plants HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65536\r\n\r\n"
-ROUGH = {  # how many, what they send at first, whether bytes follow, and how much they read at once
-    "pipelining, and reading nothing": (2500, PIPELINED, False, SMALL),
-    "a long head, then a byte at a time": (900, GET + LINE * 15, True, LARGE),
-    "trailers, then a byte at a time": (300, NOBODY + b"0\r\n" + LINE * 15, True, LARGE),
-    "a chunk's extension, then a byte at a time": (300, NOBODY + LONG, True, LARGE),
-    "a refused body without its last byte": (1700, REFUSED + b"x" * 65535, False, LARGE),
-}
+NGINX = (
+    "daemon off; pid pid; error_log error; events {{}} http {{ access_log off; "
+    "client_body_temp_path 1; proxy_temp_path 2; fastcgi_temp_path 3; uwsgi_temp_path 4; "
+    "scgi_temp_path 5; upstream plants {{ server 127.0.0.1:{server}; keepalive 8; }} "
+    "server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://plants; "
+    "proxy_http_version 1.1; proxy_set_header Connection ''; proxy_set_header Host $host; "
+    "proxy_request_buffering off; proxy_next_upstream off; }} }} }}"
+)
 
 
-@pytest.mark.parametrize("kind", ROUGH)
-def test_what_a_stranger_sends_costs_others_nothing(serve, connect, kind, record_property):
-    """A good client on new connections beside it is answered; the costs of both are printed."""
-    count, data, drips, size = ROUGH[kind]
-    server, took = serve(), []
-    workers = server.workers()
-    assert server.post(MONSTERA)[0] == 200
-    before = [usage(pid) for pid in ("self", *workers)]
-    strangers = [connect(server, data, buffer=size) for _ in range(count)]
-    for number in range(100, 200):
-        for stranger in strangers if drips else ():
-            with contextlib.suppress(OSError):
-                stranger.send(b"x")
-        begin = time.monotonic()
-        assert server.post({"id": number, "name": "n"})[0] == 200
-        took.append(time.monotonic() - begin)
-    after = [usage(pid) for pid in ("self", *workers)]
-    spent = [now.cpu_time - then.cpu_time for now, then in zip(after, before, strict=True)]
-    more = max(now.memory - then.memory for now, then in zip(after[1:], before[1:], strict=True))
-    assert server.workers() == workers
-    assert more < 60  # MiB: a connection with all that it may send is 64 KiB
-    figures = (
-        f"slowest good answer {1000 * max(took):.0f} ms, {more:.0f} MiB more in a worker, CPU of "
-    )
-    record_property(
-        kind, figures + f"strangers {spent[0]:.1f} s, of workers {sum(spent[1:]):.1f} s"
-    )
-
-
-PROXIES = {  # configuration and command
-    "caddy": (
-        "{{\nadmin off\n}}\nhttp://127.0.0.1:{port} {{\nreverse_proxy 127.0.0.1:{server}\n}}",
-        "caddy run --adapter caddyfile --config",
-    ),
-    "nginx": (
-        "daemon off; pid pid; error_log error; events {{}} http {{ access_log off; "
-        "client_body_temp_path 1; proxy_temp_path 2; fastcgi_temp_path 3; uwsgi_temp_path 4; "
-        "scgi_temp_path 5; upstream plants {{ server 127.0.0.1:{server}; keepalive 8; }} "
-        "server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://plants; "
-        "proxy_http_version 1.1; proxy_set_header Connection ''; proxy_set_header Host $host; "
-        "proxy_request_buffering off; proxy_next_upstream off; }} }} }}",
-        "nginx -p . -c",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PROXIES)
-def test_strangers_break_no_request_of_others_behind_a_proxy(serve, tmp_path, name):
+def test_strangers_break_no_request_of_others_behind_a_proxy(serve, tmp_path):
     """Bodies that are refused unread, by length and in chunks, on connections that all share."""
-    server, port = serve(), free_port()
-    text, command = PROXIES[name]
-    (tmp_path / "proxy").write_text(text.format(port=port, server=server.port))
-    environment = {**os.environ, "HOME": f"{tmp_path}"}
-    proxy = subprocess.Popen(
-        [*command.split(), f"{tmp_path}/proxy"],
-        cwd=tmp_path,
-        env=environment,
-        stderr=subprocess.DEVNULL,
-    )
-    found = set()
+    server, port, found = serve(), free_port(), set()
+    (tmp_path / "proxy").write_text(NGINX.format(port=port, server=server.port))
+    proxy = subprocess.Popen(["nginx", "-p", tmp_path, "-c", "proxy"], stderr=subprocess.DEVNULL)
 
-    def refused(body: object) -> int:
+    def ask(body: object) -> int:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, PATIENCE)) as client:
             client.request("POST", "/plants", body, {"Content-Type": "application/json"})
             return client.getresponse().status
 
     def is_up() -> bool:
         with contextlib.suppress(ConnectionRefusedError):
-            return refused(b"") == 401
+            return ask(b"") == 401
         return False
 
     try:
         wait_until(is_up)
         with Writers(port, count=6) as writers:
             for _ in range(200):
-                found |= {refused(bytes(100_000)), refused(iter([bytes(10_000)] * 10))}
+                found |= {ask(bytes(100_000)), ask(iter([bytes(10_000)] * 10))}
             assert writers.goes_on()
         assert (found, set(writers.answers), dict(writers.failures)) == ({401}, {200}, {})
     finally:
