@@ -474,3 +474,12 @@ def test_the_wal_does_not_stay_large(storage, database):
     store(1)
     store(1)
     assert wal.stat().st_size <= WAL_LIMIT
+
+
+def test_a_plant_waits_while_another_process_has_the_lock(storage, open_storage, database):
+    """No two write at the same time, though SQLite would let them take turns."""
+    storage.add(ONE)
+    with open(f"{database}-lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with pytest.raises(Unavailable):
+            open_storage(wait_limit=0.2).add(TWO)

@@ -120,7 +120,7 @@ def test_slow_clients_of_each_kind_are_cut_off(serve, connect):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_clients_than_there_is_room_for_keep_nobody_out(serve, connect, kind, record_property):
-    """A good client on new connections is answered; the memory is bounded, the costs are printed."""
+    """A good client on new connections is answered; memory is bounded, costs are printed."""
     data, drips, size = KINDS[kind]
     server, took = serve(PATIENT, "--keep-alive=600", WEB_CONCURRENCY="1"), []
     assert server.post(MONSTERA)[0] == 200
