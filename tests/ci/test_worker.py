@@ -110,7 +110,7 @@ def post_all(server: Server, bodies: Iterable[bytes]) -> Counter[bytes]:
 
 
 def test_memory_does_not_grow_with_what_was_stored_or_refused(serve, record_property):
-    """30,000 plants, then as many refusals; some of both before is what it starts from."""
+    """15,000 plants, then as many refusals; some of both before is what it starts from."""
     server = serve()
 
     def store(first: int, end: int) -> list[Usage]:
@@ -124,14 +124,14 @@ def test_memory_does_not_grow_with_what_was_stored_or_refused(serve, record_prop
         assert (answers[b"400"], answers[b"409"]) == (2 * count, count)
         return [usage(pid) for pid in server.workers()]
 
-    store(0, 10_000)
-    stages = [refuse(10_000), store(10_000, 40_000), refuse(10_000)]
+    store(0, 5_000)
+    stages = [refuse(5_000), store(5_000, 20_000), refuse(5_000)]
     grown = 0.0  # MiB
     for pid, before, *later in zip(server.workers(), *stages, strict=True):
         grown = max(grown, *(now.memory - before.memory for now in later))
         wait_until(lambda pid=pid, old=before: usage(pid).descriptors <= old.descriptors)
     assert grown < 5
-    record_property("30,000 plants, then 30,000 refusals", f"{grown:.1f} MiB more in a worker")
+    record_property("15,000 plants, then 15,000 refusals", f"{grown:.1f} MiB more in a worker")
 
 
 def test_memory_does_not_grow_with_the_size_of_plants(open_storage, record_property):
