@@ -210,17 +210,18 @@ def test_a_token_is_replaced(host):
 
 def test_a_backup_is_made_by_cron_and_restored(host):
     """Under load. The copy is sound, the old -wal is gone, and what was stored before is there."""
-    _, first, last = CRON.splitlines()
     host.run(command("install -d -o plants -m 750 /var/lib/plants-backups"))
+    old = "touch -d 2025-01-$day plants-2025-01-$day.db"
+    host.run(f"cd /var/lib/plants-backups; for day in {{10..29}}; do {old}; done; chown plants *")
     with host.network(), Writers(8000) as clients:
         assert clients.goes_on()
         acknowledged = clients.acknowledged.copy()
-        for line in (first, last):
+        for line in CRON.splitlines()[1:]:
             user, commands = line.split(maxsplit=6)[5:]
             assert "%" not in commands  # it would end there
-            host.run(
-                f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c {quote(commands)} || true"
-            )
+            cron = f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c {quote(commands)} || true"
+            assert host.run(cron) == ""  # else it is mailed
+        assert host.run("ls /var/lib/plants-backups | wc -l") == "14\n"
         assert clients.goes_on()
     host.run("systemctl kill --signal=KILL plants; systemctl stop plants.socket plants")
     look, restore = block("sh", "systemctl stop"), block("sh", "mkdir replaced")
