@@ -25,11 +25,12 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_prose_is_at_most_120_columns_wide(page):
-    """Tables and what is for copying are as wide as they have to be."""
-    prose = BLOCK.sub("", PAGES[page])
-    wide = [line for line in prose.splitlines() if len(line) > 120 and not re.match(" *[|<]", line)]
-    assert wide == []
+def test_files_that_are_named_exist(page):
+    """Those of the service and its tests, by their ends; a page's own programs are its own."""
+    named = set(re.findall(r"`([\w./-]+\.(?:py|service|socket|conf|yml|toml|html))`", PAGES[page]))
+    files = [f"/{file}" for pattern in ("*.*", "[!.]*/**/*.*") for file in ROOT.glob(pattern)]
+    for name in named:
+        assert any(file.endswith(f"/{name}") for file in files), name
 
 
 def test_the_table_of_variables_has_all_that_are_read():

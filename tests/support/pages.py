@@ -23,8 +23,8 @@ def block(language: str, beginning: str) -> str:
 
 def command(beginning: str) -> str:
     """The first command within a sentence that begins so."""
-    pattern = rf"`({re.escape(beginning)}[^`]*)`"
-    return re.search(pattern, "\n".join(PAGES.values()))[1].replace("\n", " ")
+    text = re.sub(r"\s+", " ", "\n".join(PAGES.values()))
+    return re.search(f"`({re.escape(beginning)}[^`]*)`", text)[1]
 
 
 def table(heading: str) -> list[list[str]]:
