@@ -363,12 +363,17 @@ def test_a_session_that_becomes_read_only_is_left(
         "INSERT INTO plants SELECT id, 'other' FROM generate_series(0, 198, 2) AS id",
     ],
 )
-def test_plants_whose_rows_are_locked_fail_alone(storage, connection, lock):
-    """Others of their batch are stored, and so are they once nobody holds the rows."""
+def test_plants_whose_rows_are_locked_fail_alone(storage, url, connection, sessions, pool, lock):
+    """Others of their batch are stored, and so are they once nobody holds the rows.
+
+    Where somebody waits for a row already, the server says less of who has it.
+    """
     plants = [Plant(number, "n") for number in range(200)]
     storage.add_all(plants[1::2] if "INSERT" in lock else plants)
-    with connection.transaction(force_rollback=True):
+    with psycopg.connect(url) as other, connection.transaction(force_rollback=True):
         connection.execute(lock)
+        waiting = pool.submit(other.execute, "SELECT FROM plants WHERE id = 0 FOR UPDATE")
+        wait_until(lambda: waiting.done() or sessions("transactionid"))
         outcomes = storage.add_all(plants)
         storage.check(PATIENCE)
     assert {type(outcome) for outcome in outcomes[::2]} == {Blocked}
