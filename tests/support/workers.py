@@ -42,12 +42,6 @@ class Patient(Lenient):
     exit_limits = Lenient.limits
 
 
-class Late(Quick):
-    """Goes on for long after SIGTERM, as where the master is the last to get it."""
-
-    exit_delay = 4.0
-
-
 class Starting(Worker):
     """Is never ready to serve."""
 
