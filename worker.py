@@ -223,6 +223,8 @@ class Worker(GeventWorker):
         if not isinstance(exc, errors.ParseException):
             self.log.exception("a request failed in the server")
             status, message = 500, ""
+        if client._unsent:  # an answer, whose line in the log has failed
+            return
         environ = {"REQUEST_METHOD": "-", "PATH_INFO": "", "SERVER_PROTOCOL": ""}
         environ |= {"REMOTE_ADDR": addr[0] if addr else "", "plants.reason": name}
         request = SimpleNamespace(method="", version=(1, 1), should_close=lambda: True)

@@ -19,8 +19,10 @@ LOCK_TIMEOUT, PART_TIMEOUT = "100ms", "1ms"  # for which a batch, or a part, wai
 COLUMNS = ", ".join(Plant._fields)
 # Each name has its schema: who may create functions could put others in its place (CVE-2018-1058).
 TYPES = {"id": "pg_catalog.int8", "name": "pg_catalog.text", "tag": "pg_catalog.text"}
-SCHEMA = """CREATE TABLE plants (id pg_catalog.int8 PRIMARY KEY,
-    name pg_catalog.text NOT NULL, tag pg_catalog.text)"""
+SCHEMA = (
+    "CREATE TABLE plants (id pg_catalog.int8 PRIMARY KEY, "
+    "name pg_catalog.text NOT NULL, tag pg_catalog.text)"
+)
 MEMBERS = ", ".join(
     f"(plant OPERATOR(pg_catalog.->>) {number})::{TYPES[name]}"
     for number, name in enumerate(Plant._fields)
@@ -39,11 +41,12 @@ SETTINGS = """WITH settings AS MATERIALIZED (
                 WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=)
                     'remote_apply' THEN 'remote_apply' ELSE 'on' END, true))"""
 # From JSON: psycopg takes longer for arrays, and PostgreSQL for a statement that is long. The
-# update changes nothing, but its commit waits for the standbys, where a plant may be missing.
+# update changes nothing, but its commit waits for the standbys, where a plant may be missing. It
+# is not of the key, as that would wait for transactions whose foreign keys point to the plant.
 INSERT = f"""{SETTINGS}
     INSERT INTO {{table}} AS plants ({COLUMNS}) SELECT {MEMBERS}
     FROM settings, pg_catalog.json_array_elements(%(rows)s::pg_catalog.json) AS plant
-    ON CONFLICT (id) DO UPDATE SET id = plants.id
+    ON CONFLICT (id) DO UPDATE SET name = plants.name
     RETURNING {", ".join(f"plants.{name}" for name in Plant._fields)}"""
 # A record that nobody reads, and that locks nothing: its commit waits like that of a plant.
 TRY_A_WRITE = f"""{SETTINGS}
