@@ -66,7 +66,8 @@ class Connection:
         """Receive a part of a request; b"" where there is no more, or its time is up."""
         if self._unsent:  # a client may wait for a 100 Continue
             self.flush()
-        if self.state is State.WAITING:
+        is_first = self.state is State.WAITING
+        if is_first:
             # recv() would not wait for what is there, nor let others come first.
             gevent.socket.wait_read(self._sock.fileno())
             self.enter(State.RECEIVING)
@@ -75,7 +76,7 @@ class Connection:
         self.pieces += 1
         if self.pieces > FREE_PIECES:  # each is searched together with those before it
             gevent.sleep(PAUSE * self.pieces)
-        if self.is_last:
+        if self.is_last and not is_first:  # a request that is there already is read once
             return b""
         if not self.room:
             raise errors.LimitRequestHeaders("")
@@ -105,6 +106,7 @@ class Connection:
         with contextlib.suppress(OSError):
             # Not by gevent's method, which would fail a greenlet that waits for data.
             self._sock._sock.shutdown(socket.SHUT_RDWR if is_unread else socket.SHUT_RD)
+        self.state = State.WORKING  # no longer for the client: the next to make room is another
 
     def close(self) -> None:
         """Close once the client has read its last answer (RFC 9112 section 9.6), or is cut."""
