@@ -15,7 +15,7 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noni
 ENVIRONMENT |= {name: os.environ[name] for name in ("http_proxy",) if name in os.environ}
 
 
-def make_machine(folder: Path, release: str, commands: str = "true") -> None:
+def make_machine(folder: Path, release: str, commands: str = "") -> None:
     """Make a system with Python in which shell commands were run, and pip finds its registry.
 
     It is copied from an archive of the last week if there is one, since it takes a minute.
@@ -42,5 +42,7 @@ def _bootstrap(folder: Path, release: str, commands: str) -> None:
     command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv"]
     command += [release, folder, mirror, "sid"]  # the script for all that are newer than it
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    script = ["chroot", folder, "sh", "-euc", f"apt-get update -qq\n{commands}\napt-get clean"]
-    subprocess.run(script, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    if commands:  # the list of packages of a new release may have expired
+        script = f"apt-get update -qq\n{commands}\napt-get clean"
+        command = ["chroot", folder, "sh", "-euc", script]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
