@@ -78,8 +78,8 @@ def post_fork(server: Any, worker: Any) -> None:
 
 def worker_exit(server: Any, worker: Any) -> None:
     """Store what is in the queue and close the database, while threads can still be started."""
-    if worker.wsgi:
-        worker.wsgi.config["storage"].close()
+    if app := getattr(worker, "wsgi", None):  # else it has failed to start
+        app.config["storage"].close()
 
 
 # Without PORT, gunicorn binds to 127.0.0.1:8000. With one that is no number, it has a traceback.
