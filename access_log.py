@@ -34,5 +34,5 @@ class AccessLogger(Logger):
             return
         # Directly: logging takes ten times as long. What can't be written must not fail a request.
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            handlers[0].stream.write(f"{line}\n")
+            handlers[0].stream.write(f"{line[:4000]}\n")  # a pipe takes no more in one piece
             handlers[0].stream.flush()

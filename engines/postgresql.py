@@ -74,7 +74,7 @@ class Connection(psycopg.Connection):
         except psycopg.OperationalError as error:
             if time.monotonic() < self.deadline:
                 raise
-            reason = "the server hangs, or a trigger does, or another transaction locks the table"
+            reason = "the server hangs, or waits for a standby, a trigger or a lock of the table"
             raise psycopg.OperationalError(reason) from error
 
     def prepare(self, may_create: bool) -> None:
@@ -186,7 +186,9 @@ class PostgreSQLEngine(Engine):
             stack.pop_all()
         info = connection.info
         version = info.parameter_status("server_version")
-        self.description = f"PostgreSQL {version}, database {info.dbname} at {info.host}"
+        self.description = (
+            f"PostgreSQL {version}, {connection.table} in {info.dbname} at {info.host}"
+        )
         return connection
 
 
@@ -222,7 +224,7 @@ def explain(error: psycopg.Error, plants: Sequence[Plant]) -> Exception:
         if plants:  # of which the message may have parts
             text = f"PostgreSQL: {type(error).__name__} ({code})"
         text += f": {diag.context.splitlines()[-1]}"
-    if code == "55P03" or (code.startswith(RECONNECT + NOT_NOW) and diag.context):
+    if code == "55P03" or (code.startswith((*RECONNECT, *NOT_NOW, "42")) and diag.context):
         return Blocked(text)
     if code.startswith(RECONNECT):
         return LostConnection(text)

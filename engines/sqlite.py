@@ -64,6 +64,7 @@ class SQLiteEngine(Engine):
     def check(self) -> None:
         with self._commit() as connection:
             connection.execute(TRY_TO_COMPILE)
+            connection.execute("SELECT max(id) FROM plants").fetchone()  # a page may be damaged
             connection.execute(TRY_A_WRITE)
 
     def insert(self, plants: Sequence[Plant], is_part: bool) -> Mapping[int, Plant]:
