@@ -141,7 +141,7 @@ SCHEMAS = {name: _read_schema(name) for name in ("plant", "new-plant", "error")}
 _BY_ID = {schema["$id"]: schema for schema in SCHEMAS.values()}
 for _schema in SCHEMAS.values():
     Draft201909Validator.check_schema(_schema)
-# It decides, and explains what the quick check refuses.
+# It explains what the quick check refuses.
 _VALIDATOR = Draft201909Validator(
     SCHEMAS["new-plant"], registry=Registry[Any]().with_contents(_BY_ID.items())
 )

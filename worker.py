@@ -22,7 +22,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
 HEAD_LIMIT = 2**14  # bytes of a head
-BODY_LIMIT = 5 * 2**14  # bytes of a body on the wire, with its chunks
+WIRE_LIMIT = 5 * 2**14  # bytes of a body on the wire, with its chunks
 FREE_PIECES, PAUSE = 8, 0.01  # of a request that are read at once; seconds, more for each further
 SEND_LIMIT = 2**15  # bytes of answers that the system keeps for a client that reads none
 # What the client gets to read: what the error says may have a token of a broken header in it.
@@ -189,14 +189,14 @@ class Worker(GeventWorker):
             gevent.sleep(0)  # others wait
             if sock.is_last:
                 raise StopIteration
-        sock.state, sock.room = State.WORKING, BODY_LIMIT
+        sock.state, sock.room = State.WORKING, WIRE_LIMIT
         req.version = min(req.version, (1, 1))  # the answer's, too (RFC 9110 section 2.5)
         for name, value in req.headers:  # gunicorn sees a "close" only alone
             if name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")):
                 req.force_close()
         super().handle_request(listener_name, req, sock, addr)
         # gunicorn's reader of a body with a length, or in chunks, has come to its end like this.
-        reader = req.body.reader
+        reader = getattr(req.body, "reader", req)
         is_read = getattr(reader, "length", None) == 0 or getattr(reader, "parser", reader) is None
         if sock.is_last or self.is_ending or not is_read:
             raise StopIteration

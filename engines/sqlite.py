@@ -63,6 +63,7 @@ class SQLiteEngine(Engine):
 
     def check(self) -> None:
         with self._commit() as connection:
+            connection.execute(NOTICE_CHANGES).close()
             connection.execute(TRY_TO_COMPILE)
             connection.execute("SELECT max(id) FROM plants").fetchone()  # a page may be damaged
             connection.execute(TRY_A_WRITE)
@@ -72,10 +73,14 @@ class SQLiteEngine(Engine):
         values = [value for plant in plants for value in plant]
         with self._commit() as connection:
             try:
-                with contextlib.suppress(sqlite3.IntegrityError):
-                    # Most often all are new, and this takes a third of the time.
-                    if connection.execute(INSERT + rows, values).rowcount == len(plants):
-                        return {plant.id: plant for plant in plants}
+                # Most often all are new, and this takes a third of the time.
+                if connection.execute(INSERT + rows, values).rowcount == len(plants):
+                    return {plant.id: plant for plant in plants}
+            except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode & 0xFF not in REFUSED:
+                    raise
+            try:
+                connection.execute(NOTICE_CHANGES).close()
                 found = map(Plant._make, connection.execute(INSERT + rows + OR_FIND, values))
                 return {plant.id: plant for plant in found}
             except sqlite3.DatabaseError as error:
@@ -100,10 +105,12 @@ class SQLiteEngine(Engine):
     def locked(self) -> Iterator[None]:
         name = f"{self._path}-lock"
         with explained(name):
-            lock = open(name, "ab", opener=private)  # noqa: SIM115
-        with lock:
+            lock = private(name, os.O_RDWR | os.O_CREAT)
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
     @contextlib.contextmanager
     def _commit(self) -> Iterator[sqlite3.Connection]:
@@ -112,7 +119,6 @@ class SQLiteEngine(Engine):
             connection = self._connection = self._connection or self._open()
             try:
                 if self._files:
-                    connection.execute(NOTICE_CHANGES).close()
                     yield connection
             finally:
                 if not self._files or self._files != find_files(self._path):

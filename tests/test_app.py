@@ -347,3 +347,11 @@ def test_blank_short_or_malformed_tokens_are_refused(monkeypatch, setting):
     with pytest.raises(NeedsOperator, match=r"PLANTS_TOKENS must be .*token_urlsafe") as refusal:
         read_tokens()
     assert len(setting) < 2 or setting not in str(refusal.value)
+
+
+def test_a_health_check_waits_for_less_than_two_seconds():
+    """As platforms do; the storage is told for how long."""
+    limits: list[float] = []
+    app = create_app(SimpleNamespace(add=None, check=limits.append), [TOKEN])
+    assert TestApp(app).get("/healthz").json == {"status": "ok"}
+    assert limits[0] < 2
