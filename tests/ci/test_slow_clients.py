@@ -201,7 +201,7 @@ def test_clients_that_send_without_end_do_not_hold_up_others(serve):
 
 def test_few_descriptors_keep_nobody_out(serve, connect):
     """As many as possible are asked for; then one makes room sooner."""
-    limits = 'ulimit -H -n 96; ulimit -S -n 64; exec "$@"'
+    limits = 'ulimit -S -n 64; ulimit -H -n 96; exec "$@"'
     server = serve(command=["sh", "-c", limits, "sh", *HERE, PATIENT])
     wait_until(lambda: "2 workers of up to 32 connections" in server.err)
     for _ in range(100):
