@@ -79,17 +79,22 @@ def test_a_wrong_setting_stops_the_start_in_one_line(serve):
 
 
 @pytest.mark.parametrize(
-    ("number", "kill"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)]
+    ("command", "number", "kill"),
+    [
+        (None, signal.SIGINT, os.killpg),  # Ctrl+C
+        (None, signal.SIGTERM, os.kill),
+        ([sys.executable, "start.py"], signal.SIGINT, os.killpg),
+    ],
 )
-def test_a_start_that_waits_can_be_stopped(serve, silent, number, kill):
-    """By Ctrl+C and by a platform; it says nothing, and leaves no process behind."""
+def test_a_start_that_waits_can_be_stopped(serve, silent, command, number, kill):
+    """So can the check alone; it says nothing, and leaves no process behind."""
     url, listener = silent
-    server = serve(DATABASE_URL=f"{url}?connect_timeout=600")
+    server = serve(command=command, DATABASE_URL=f"{url}?connect_timeout=600")
     connection, _ = listener.accept()
     with connection:
         connection.settimeout(PATIENCE)
         kill(server.process.pid, number)
-        assert server.wait() == 1
+        assert server.wait() == (-number if command else 1)
         receive(connection)  # until the process that has made it ends
     assert LOG_LINE.sub("", server.err) == ""
 

@@ -31,6 +31,8 @@ from tests.support.writers import Writers
 
 CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
 
+CLOSE = b"Connection: close"
+
 
 @pytest.mark.parametrize(
     ("option", "data", "statuses"),
@@ -38,7 +40,7 @@ CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
         ("--worker-class=tests.support.workers.FailingHandle", post(MONSTERA), []),
         ("--worker-class=tests.support.workers.FailingRequest", post(MONSTERA), [500]),
         ("--worker-class=tests.support.workers.FailingError", b"nonsense\r\n\r\n", []),
-        ("--logger-class=tests.support.workers.FailingLogger", post(MONSTERA), []),
+        ("--logger-class=tests.support.workers.FailingLogger", post(MONSTERA, CLOSE), [200]),
         ("--logger-class=gunicorn.glogging.Logger", b"nonsense\r\n\r\n", [400]),
     ],
 )
