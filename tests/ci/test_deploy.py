@@ -140,6 +140,10 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
             assert '{"status": "ok"}' in machine.run(INSTALL[-1])
         yield machine
     finally:
+        # Its first process would outlive it, and with that the machine, beside those that follow.
+        children = Path(f"/proc/{nspawn.pid}/task/{nspawn.pid}/children").read_text()
+        for child in children.split():
+            os.kill(int(child), signal.SIGKILL)
         nspawn.kill()
         nspawn.wait()
         wait_until(lambda: subprocess.call(["rm", "-rf", folder]) == 0)  # once nobody writes there
