@@ -186,11 +186,10 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
     if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
         raise NeedsOperator(f"{path}: no WAL mode on this file system; use a local disk")
     # A killed process may leave frames in the WAL that can be read but are not synced: a retry
-    # would get a 200 for them. The checkpoint syncs them. The write after it restarts the WAL,
-    # in case the sync of that process had failed.
+    # would get a 200 for them. The checkpoint syncs them, and the write that follows, of a plant or
+    # a health check, restarts the WAL, in case the sync of that process had failed.
     if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
         raise Unavailable(f"{path}: another program is at work on it")
-    connection.execute(TRY_A_WRITE)
 
 
 def find_files(path: str) -> list[tuple[int, int]]:
