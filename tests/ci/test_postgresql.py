@@ -397,7 +397,7 @@ def test_a_table_that_is_locked_is_waited_for_but_not_for_ever(
         for outcome in hasty.add_all([MONSTERA, IVY]):
             assert isinstance(outcome, Unavailable)
             assert re.search(
-                "another transaction locks the table|due to \\w+ timeout", str(outcome)
+                "a lock of the table|due to \\w+ timeout", str(outcome)
             )
         assert not adding.done()
     adding.result(PATIENCE)
