@@ -396,9 +396,7 @@ def test_a_table_that_is_locked_is_waited_for_but_not_for_ever(
         adding = pool.submit(storage.add, MONSTERA)
         for outcome in hasty.add_all([MONSTERA, IVY]):
             assert isinstance(outcome, Unavailable)
-            assert re.search(
-                "a lock of the table|due to \\w+ timeout", str(outcome)
-            )
+            assert re.search("a lock of the table|due to \\w+ timeout", str(outcome))
         assert not adding.done()
     adding.result(PATIENCE)
     wait_until(lambda: hasty.add_all([MONSTERA, IVY]) == [None, None])
