@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, abort, request
+from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, request
 
 from engines import Conflict, Rejected, Unavailable, log
 from plant import InvalidPlant, Plant, openapi, parse_new_plant
@@ -39,12 +39,6 @@ PREFLIGHT_HEADERS = {  # browsers ask before they send a token
 }
 STATIC = Path(__file__).with_name("static")
 PAGE = {"/": "index.html", **{f"/{name}": name for name in ("style.css", "script.js", "icon.svg")}}
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self'; "
-    "script-src 'self'; style-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-}
 
 BaseResponse.default_content_type = "application/json"  # of all but the page
 
@@ -86,7 +80,7 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> App:
     app.config["storage"] = storage  # for whoever has to close it
     app.uninstall(True)  # Bottle's own plugins: every route returns bytes
     app.default_error_handler = answer_error
-    app.add_hook("before_request", require_host)
+    app.add_hook("before_request", require_http)
     app.install(partial(require_token, names))  # for each route without `skip`
     app.post("/plants", callback=partial(create_plant, storage))
     public = {"method": ["GET", "HEAD"], "skip": True}
@@ -96,19 +90,10 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> App:
     for path, name in PAGE.items():
         kind = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
         body = STATIC.joinpath(name).read_bytes()
-        page = partial(HTTPResponse, body, Content_Type=kind, **PAGE_HEADERS)
-        app.route(path, callback=page, **public)
+        app.route(path, callback=partial(HTTPResponse, body, Content_Type=kind), **public)
     preflight = partial(HTTPResponse, status=204, **PREFLIGHT_HEADERS)
     app.route(CORS_PATHS, "OPTIONS", preflight, skip=True)
     return app
-
-
-def refuse(status: int, message: str, *call: Any) -> Iterable[bytes]:
-    """Answer a `call` that the server can't make as the application would: with an Error."""
-    app = App()
-    app.default_error_handler = answer_error
-    app.add_hook("before_request", partial(abort, status, message))
-    return app.wsgi(*call)
 
 
 def create_plant(storage: Storage) -> bytes:
@@ -139,8 +124,10 @@ def check_health(storage: Storage) -> bytes:
     return to_json({"status": "ok"})
 
 
-def require_host() -> None:
-    """Raise HTTPError 400 unless there is one valid Host (RFC 9112 section 3.2)."""
+def require_http() -> None:
+    """Raise HTTPError for what the server refuses, or without one valid Host (RFC 9112, 3.2)."""
+    if refusal := request.environ.get("plants.refusal"):  # a status and a message
+        raise HTTPError(*refusal)
     host = request.environ.get("HTTP_HOST", "")
     if request.environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not HOST.fullmatch(host):
         raise HTTPError(400, "Host must be a host and port, and be given once")

@@ -9,55 +9,42 @@ import subprocess
 import sys
 from typing import Any
 
-from gunicorn import __version__, util
+from gunicorn import util
 
 SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 START = os.path.join(os.path.dirname(__file__), "start.py")
-
-
-def find_mistakes(cfg: Any) -> list[str]:
-    """Return what can't work among the options."""
-    log_format = cfg.settings["access_log_format"]
-    mistakes = {
-        "--preload is not possible, leave it out: gevent has to patch first": cfg.preload_app,
-        "--certfile and --keyfile are not possible, leave them out: a proxy encrypts": cfg.is_ssl,
-        "--statsd-host has no effect, leave it out": cfg.statsd_host,
-        "--access-logformat has no effect, leave it out": log_format.get() != log_format.default,
-        "--workers and WEB_CONCURRENCY must be 1 or more": cfg.workers < 1,
-        "--daemon needs PLANTS_TOKENS": cfg.daemon and os.environ["PLANTS_TOKENS"] == new_token,
-    }
-    return [mistake for mistake, is_made in mistakes.items() if is_made]
+# gevent has to patch first, a proxy encrypts, and the access log is our own.
+REFUSED = ("preload_app", "certfile", "keyfile", "statsd_host", "access_log_format")
 
 
 def on_starting(server: Any) -> None:
     """Check the options, and the database as the workers' user; exit if something is wrong."""
     for each in SIGNALS:  # the first process of a container needs handlers
         signal.signal(each, lambda *_: sys.exit(1))
-    cfg, wrong = server.cfg, find_mistakes(server.cfg)
-    if not wrong:
-        # A process of its own: SIGHUP could not load anew what is imported in this one.
-        check = subprocess.run(
-            [sys.executable, START],
-            capture_output=True,
-            text=True,
-            preexec_fn=lambda: util.set_owner_process(cfg.uid, cfg.gid, cfg.initgroups),
-        )
-        server.database = check.stdout.strip()
-        if check.returncode:
-            wrong = [check.stderr.strip() or f"{START} has ended with {check.returncode}"]
-        elif check.stderr:
-            server.log.warning(check.stderr.strip())
-    if wrong:
-        server.log.error(wrong[0])
+    cfg = server.cfg
+    for option in map(cfg.settings.__getitem__, REFUSED):
+        if option.get() != option.default:
+            server.log.error("%s is not possible here, leave it out", option.cli[0])
+            sys.exit(1)
+    # A process of its own: SIGHUP could not load anew what is imported in this one.
+    check = subprocess.run(
+        [sys.executable, START],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: util.set_owner_process(cfg.uid, cfg.gid, cfg.initgroups),
+    )
+    server.database = check.stdout.strip()
+    if check.returncode:
+        server.log.error(check.stderr.strip() or f"{START} has ended with {check.returncode}")
         sys.exit(1)
+    if check.stderr:
+        server.log.warning(check.stderr.strip())
 
 
 def when_ready(server: Any) -> None:
-    """Say what runs where, and how to store a plant with a token that only this process knows."""
-    software = f"Python {sys.version.split()[0]}, gunicorn {__version__}, {server.database}"
-    size = f"{server.cfg.workers} workers of up to {server.cfg.worker_connections} connections"
+    """Say where plants are stored, and how to store one with a token that nobody else knows."""
+    server.log.info("plants: %s", server.database)
     address = str(server.LISTENERS[0]).replace("//0.0.0.0:", "//127.0.0.1:")
-    server.log.info("plants: %s; %s at %s", software, size, address)
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         server.log.warning("DATABASE_URL is not set: a deploy may delete %s", server.database)
     if os.environ["PLANTS_TOKENS"] == new_token:

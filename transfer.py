@@ -36,14 +36,13 @@ def load(storage: Storage) -> bool:
     """
     stored = refused = 0
     with tqdm(sys.stdin.buffer, unit=" plants", **BAR) as lines:
-        numbered = enumerate(lines, 1)
+        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         while some := list(itertools.islice(numbered, BATCH)):
             plants: dict[int, Plant] = {}
             outcomes: dict[int, Exception | None] = {}
             for number, line in some:
                 try:
-                    if line.strip():
-                        plants[number] = parse_new_plant(line.rstrip(b"\r\n"))
+                    plants[number] = parse_new_plant(line)
                 except InvalidPlant as error:
                     outcomes[number] = error
             outcomes.update(zip(plants, storage.add_all(list(plants.values())), strict=True))

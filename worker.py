@@ -5,7 +5,6 @@ import enum
 import functools
 import gc
 import math
-import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -208,30 +207,23 @@ class Worker(GeventWorker):
         self.is_ending = True
         gevent.spawn_later(self.exit_delay, super().handle_exit, sig, frame)
 
-    def handle_quit(self, sig: int, frame: Any) -> None:
-        """End at once, and once: Ctrl+C comes from the terminal, and then from the master."""
-        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)  # Python reports a late one to SIG_IGN
-        super().handle_quit(sig, frame)
+    handle_quit = handle_exit  # Ctrl+C comes from the terminal, and then from the master
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        """Answer what never came to the application as the application would: with an Error."""
+        """Let the application refuse, with an Error, what is no request that it can be given."""
         if isinstance(exc, gevent.GreenletExit):  # the worker ends
             return
-        from app import refuse  # not in the master: SIGHUP could not reload it
-
-        name = type(exc).__name__
-        status, message = REFUSALS.get(name, (400, "the request is not valid HTTP"))
-        if not isinstance(exc, errors.ParseException):
+        if not isinstance(exc, errors.ParseException):  # what was answered is sent all the same
             self.log.exception("a request failed in the server")
-            status, message = 500, ""
-        if client._unsent:  # an answer, whose line in the log has failed
             return
-        environ = {"REQUEST_METHOD": "-", "PATH_INFO": "", "SERVER_PROTOCOL": ""}
-        environ |= {"REMOTE_ADDR": addr[0] if addr else "", "plants.reason": name}
+        name = type(exc).__name__
+        refusal = REFUSALS.get(name, (400, "the request is not valid HTTP"))
+        environ: dict[str, Any] = {"plants.refusal": refusal, "plants.reason": name}
+        environ |= {"REQUEST_METHOD": "-", "PATH_INFO": "", "SERVER_PROTOCOL": ""}
+        environ["REMOTE_ADDR"] = addr[0] if addr else ""
         request = SimpleNamespace(method="", version=(1, 1), should_close=lambda: True)
         answer = Response(request, client, self.cfg)
-        for part in refuse(status, message, environ, answer.start_response):
+        for part in self.wsgi(environ, answer.start_response):
             answer.write(part)
         self.log.access(answer, answer, environ, timedelta())
 

@@ -5,10 +5,9 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 import psycopg
-from psycopg.pq import Conninfo, TransactionStatus
+from psycopg.pq import TransactionStatus
 
 from engines import Blocked, Engine, NeedsOperator, Rejected, Unavailable, log
 from plant import Plant
@@ -18,14 +17,10 @@ PAUSE = 0.2  # seconds before a second try
 LOCK_TIMEOUT, PART_TIMEOUT = "100ms", "1ms"  # for which a batch, or a part, waits for a locked row
 COLUMNS = ", ".join(Plant._fields)
 # Each name has its schema: who may create functions could put others in its place (CVE-2018-1058).
-TYPES = {"id": "pg_catalog.int8", "name": "pg_catalog.text", "tag": "pg_catalog.text"}
+TYPES = "id pg_catalog.int8, name pg_catalog.text, tag pg_catalog.text"
 SCHEMA = (
     "CREATE TABLE plants (id pg_catalog.int8 PRIMARY KEY, "
     "name pg_catalog.text NOT NULL, tag pg_catalog.text)"
-)
-MEMBERS = ", ".join(
-    f"(plant OPERATOR(pg_catalog.->>) {number})::{TYPES[name]}"
-    for number, name in enumerate(Plant._fields)
 )
 # A crash empties an unlogged table, and a view may stand before one.
 FIND_TABLE = """
@@ -44,10 +39,10 @@ SETTINGS = """WITH settings AS MATERIALIZED (
 # update changes nothing, but its commit waits for the standbys, where a plant may be missing. It
 # is not of the key, as that would wait for transactions whose foreign keys point to the plant.
 INSERT = f"""{SETTINGS}
-    INSERT INTO {{table}} AS plants ({COLUMNS}) SELECT {MEMBERS}
-    FROM settings, pg_catalog.json_array_elements(%(rows)s::pg_catalog.json) AS plant
+    INSERT INTO {{table}} AS plants ({COLUMNS}) SELECT {COLUMNS}
+    FROM settings, pg_catalog.json_to_recordset(%(rows)s::pg_catalog.json) AS plant({TYPES})
     ON CONFLICT (id) DO UPDATE SET name = plants.name
-    RETURNING {", ".join(f"plants.{name}" for name in Plant._fields)}"""
+    RETURNING {COLUMNS}"""
 # A record that nobody reads, and that locks nothing: its commit waits like that of a plant.
 TRY_A_WRITE = f"""{SETTINGS}
     SELECT pg_catalog.pg_logical_emit_message(true, 'plants', ''::pg_catalog.text) FROM settings"""
@@ -123,27 +118,16 @@ class PostgreSQLEngine(Engine):
         """Insert plants; do what was lost with its connection once more, on another."""
         if self._failure and time.monotonic() < self._retry_at:
             raise self._failure
-        deadline = time.monotonic() + self._batch_limit
+        deadline, was_connected = time.monotonic() + self._batch_limit, self._connection is not None
         wait = PART_TIMEOUT if is_part else LOCK_TIMEOUT
-        while True:
-            start, was_connected = time.monotonic(), self._connection is not None
-            try:
-                return self._insert(plants, wait, deadline)
-            except psycopg.Error as error:
-                # Its traceback is in a cycle, and would keep a connection that timed out open.
-                failure = explain(error.with_traceback(None), plants)
-            if self._connection and self._connection.closed:  # a pooler has codes of its own
-                failure = LostConnection(str(failure))
-            if not isinstance(failure, LostConnection):
-                raise failure
-            now = time.monotonic()
-            if not self._connection:  # fail at once for as long as this try took
-                self._failure, self._retry_at = failure, now + (now - start)
-            self.close()
-            if now > deadline or not was_connected:
-                raise failure
+        try:
+            return self._insert(plants, wait, deadline)
+        except LostConnection as failure:
+            if not was_connected or time.monotonic() > deadline:
+                raise
             log.warning("%s; connecting again", failure)
-            time.sleep(PAUSE)
+        time.sleep(PAUSE)
+        return self._insert(plants, wait, deadline)
 
     def rows(self) -> Iterator[Plant]:
         try:
@@ -163,16 +147,30 @@ class PostgreSQLEngine(Engine):
 
     def _insert(self, plants: Sequence[Plant], wait: str, deadline: float) -> Mapping[int, Plant]:
         """Insert plants; without any, write what proves that this is possible."""
-        connection = self._connection = self._connection or self._connect(deadline)
-        self._failure, connection.deadline = None, deadline
-        values = {"wait": wait, "rows": json.dumps(plants)}
-        insert = INSERT.format(table=connection.table.replace("%", "%%"))
-        found = map(Plant._make, connection.execute(insert, values))
-        if not plants:
-            connection.execute(TRY_A_WRITE, values)
-        if not connection.is_replicated:
-            raise psycopg.OperationalError("committed here, but maybe not on the standbys")
-        return {plant.id: plant for plant in found}
+        start, rows = time.monotonic(), json.dumps([plant._asdict() for plant in plants])
+        values = {"wait": wait, "rows": rows}
+        try:
+            connection = self._connection = self._connection or self._connect(deadline)
+            self._failure, connection.deadline = None, deadline
+            insert = INSERT.format(table=connection.table.replace("%", "%%"))
+            found = map(Plant._make, connection.execute(insert, values))
+            if not plants:
+                connection.execute(TRY_A_WRITE, values)
+            if connection.is_replicated:
+                return {plant.id: plant for plant in found}
+            failure: Exception = LostConnection(
+                "PostgreSQL: committed here, but maybe not on the standbys"
+            )
+        except psycopg.Error as error:
+            # Its traceback is in a cycle, and would keep a connection that timed out open.
+            failure = explain(error.with_traceback(None), plants)
+        if not self._connection:  # fail at once for as long as this try took
+            self._failure, self._retry_at = failure, 2 * time.monotonic() - start
+        elif self._connection.closed:  # a pooler has codes of its own
+            failure = LostConnection(str(failure))
+        if isinstance(failure, LostConnection):
+            self.close()
+        raise failure
 
     def _connect(self, deadline: float, may_create: bool = True) -> Connection:
         try:
@@ -184,35 +182,31 @@ class PostgreSQLEngine(Engine):
             connection.deadline = deadline
             connection.prepare(may_create)
             stack.pop_all()
-        info = connection.info
-        version = info.parameter_status("server_version")
-        self.description = (
-            f"PostgreSQL {version}, {connection.table} in {info.dbname} at {info.host}"
-        )
+        place = f"{connection.table} in {connection.info.dbname} at {connection.info.host}"
+        self.description = f"PostgreSQL, {place}"
         return connection
 
 
 def parse_url(url: str) -> dict[str, Any]:
     """Return libpq's parameters. Raises NeedsOperator, without a part of a password."""
-    query = url.partition("?")[2]
-    known = {each.keyword.decode() for each in Conninfo.get_defaults()}
-    unknown = {name for name, _ in parse_qsl(query, keep_blank_values=True)} - known
-    if unknown and "@" not in query:
-        names = ", ".join(sorted(unknown))
-        raise NeedsOperator(f"DATABASE_URL: PostgreSQL has no parameter {names}; leave it out")
-    with contextlib.suppress(psycopg.ProgrammingError):
+    wrong = "DATABASE_URL must be like postgresql://user:pass@host/db, percent-encoded"
+    try:
         given = psycopg.conninfo.conninfo_to_dict(url)
-        # An @ there shows that a part of a password was taken for it.
-        if not any("@" in str(given.get(name)) for name in ("host", "dbname")):
-            return {
-                "connect_timeout": 2,  # seconds, for each address
-                "fallback_application_name": "plants",
-                "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
-                "target_session_attrs": "read-write",  # of several servers, that for writes
-                **given,
-                "client_encoding": "utf8",
-            }
-    raise NeedsOperator("DATABASE_URL must be like postgresql://user:pass@host/db, percent-encoded")
+    except psycopg.ProgrammingError as error:
+        # An @ behind the ? may be the end of a password.
+        if "URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
+            wrong = f"DATABASE_URL: {error}".strip()
+        raise NeedsOperator(wrong) from None
+    if any("@" in str(given.get(name)) for name in ("host", "dbname")):  # as may this one
+        raise NeedsOperator(wrong)
+    return {
+        "connect_timeout": 2,  # seconds, for each address
+        "fallback_application_name": "plants",
+        "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
+        "target_session_attrs": "read-write",  # of several servers, that for writes
+        **given,
+        "client_encoding": "utf8",
+    }
 
 
 def explain(error: psycopg.Error, plants: Sequence[Plant]) -> Exception:

@@ -35,8 +35,6 @@ REFUSED = {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBI
 NOT_NOW = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
 NOT_NOW_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 NO_ACCESS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
-DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-DAMAGED = 'see "The file is damaged" in docs/data.md'
 LOST = "was deleted or replaced: see docs/data.md, and only then restart"
 
 private = partial(os.open, mode=0o600)  # an opener: who may read the file can hold its locks
@@ -173,7 +171,7 @@ def create(path: str) -> None:
 def check_file(connection: sqlite3.Connection, path: str) -> None:
     """Raise NeedsOperator unless the file is one of this service, and not of a newer version."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise NeedsOperator(f"{path} is empty, damaged or another program's; {DAMAGED}")
+        raise NeedsOperator(f"{path} is empty, damaged or another program's; see docs/data.md")
     if connection.execute("PRAGMA user_version").fetchone()[0] > VERSION:
         raise NeedsOperator(f"{path} is of a newer version of this service; run that")
 
@@ -205,8 +203,6 @@ def explained(path: str) -> Iterator[None]:
     """Raise the error of ours that SQLite's or the system's means: one line, nothing of plants."""
     try:
         yield
-    except sqlite3.ProgrammingError:
-        raise  # a bug, and nothing for an operator
     except (sqlite3.Error, OSError, MemoryError) as error:
         code, number = getattr(error, "sqlite_errorcode", 0) & 0xFF, getattr(error, "errno", None)
         reason = f"{path}: {getattr(error, 'strerror', None) or str(error) or 'out of memory'}"
@@ -214,8 +210,7 @@ def explained(path: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 reason += "" if os.statvfs(os.path.dirname(path)).f_bavail else "; the disk is full"
             raise Unavailable(reason) from None
-        if code in DAMAGE:
-            reason += f"; {DAMAGED}"
+        advice = "see docs/data.md"
         if code in NO_ACCESS or number:
-            reason += f"; the folder must be there, and user {os.geteuid()} able to write to both"
-        raise NeedsOperator(reason) from None
+            advice = f"the folder must be there, and user {os.geteuid()} able to write to both"
+        raise NeedsOperator(f"{reason}; {advice}") from None
