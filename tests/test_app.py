@@ -57,7 +57,12 @@ def test_a_new_plant_is_answered_without_its_id_and_stored_once(client, stored):
     [
         ('{"id": 7, "name": "Sequoia"}', (7, "Sequoia", None)),
         ('{"id": 7, "name": "", "tag": ""}', (7, "", "")),
-        ('{"id": 7, "name": "n", "height": 3, "x": [null]}', (7, "n", None)),
+        ('{"id": 7, "name": "n", "height": 3, "x": [-1e+9999, {"id": {}}]}', (7, "n", None)),
+        (
+            r' {"tag": "\"\\\/\b\f\u12aB\\u0000\ud83c\uDF35", "id": 7, "name": "n"}'
+            "\r\n",
+            (7, "n", '"\\/\b\f\u12ab\\u0000🌵'),
+        ),
         ('{"id": -0, "name": "n"}', (0, "n", None)),
         ('{"id": 1e3, "name": "n"}', (1000, "n", None)),
         ('{"id": -1.50E1, "name": "n"}', (-15, "n", None)),
@@ -96,20 +101,17 @@ NO_HOSTS = ["one.example,two.example", "bad host", "###", "a:b:c", "::1", "[::1"
 @pytest.mark.parametrize("host", [*HOSTS, *NO_HOSTS, "a:80x", "pl\xe4nt.example", "", None])
 def test_without_one_valid_host_every_request_is_a_400(client, host):
     """RFC 9112 section 3.2, before anything else; HTTP/1.0 may do without. Two come as a list."""
-
-    def ask(protocol, method):
-        request = TestRequest.blank("/healthz", method=method)
-        request.environ |= {"SERVER_PROTOCOL": protocol, "HTTP_HOST": host}
-        if host is None:
-            del request.environ["HTTP_HOST"]
-        return client.do_request(request, expect_errors=True)
-
+    request = TestRequest.blank("/nothing")
+    request.environ |= {"SERVER_PROTOCOL": "HTTP/1.1", "HTTP_HOST": host}
+    if host is None:
+        del request.environ["HTTP_HOST"]
+    answer = client.do_request(request, expect_errors=True)
     if host in HOSTS:
-        assert ask("HTTP/1.1", "GET").status_int == 200
+        refused(answer, 404)
     else:
-        refused(ask("HTTP/1.1", "GET"), 400, "Host must be a host and port")
-        assert (ask("HTTP/1.1", "HEAD").status_int, ask("HTTP/1.1", "HEAD").body) == (400, b"")
-    assert ask("HTTP/1.0", "GET").status_int == 200
+        refused(answer, 400, "Host must be a host and port")
+    request.environ["SERVER_PROTOCOL"] = "HTTP/1.0"
+    refused(client.do_request(request, expect_errors=True), 404)
 
 
 NO_TOKENS = [None, "", TOKEN, f"Basic {TOKEN}", f"Bearer{TOKEN}", f"Bearer\t{TOKEN}"]
@@ -136,19 +138,6 @@ def test_no_or_a_bad_token_is_a_401(client, stored, credentials, error):
     answer = post(client, MONSTERA, Authorization=credentials)
     refused(answer, 401, "token")
     assert answer.headers["WWW-Authenticate"] == f'Bearer realm="plants"{error}'
-    assert stored() == []
-
-
-def test_a_token_elsewhere_is_no_token(client, stored):
-    """Queries end in logs and histories; cookies are sent by pages that know no token."""
-    client.authorization = None
-    body = {**MONSTERA, "access_token": TOKEN}
-    for name in ("Cookie", "X-Authorization", "Proxy-Authorization", "Www-Authenticate"):
-        refused(post(client, body, **{name: f"access_token={TOKEN}"}), 401)
-        refused(post(client, body, **{name: f"Bearer {TOKEN}"}), 401)
-    refused(client.post_json(f"/plants?access_token={TOKEN}", MONSTERA, expect_errors=True), 401)
-    form = "application/x-www-form-urlencoded"
-    refused(post(client, f"access_token={TOKEN}".encode(), Content_Type=form), 401)
     assert stored() == []
 
 
@@ -181,29 +170,26 @@ def test_a_route_that_says_nothing_asks_for_a_token(storage):
     assert client.get("/new").body == b"new"
 
 
-JSON_TYPES = ["Application/JSON", "application/json; charset=utf-8", "application/json ;x"]
-NO_JSON = ["text/plain", "application/jsonx", "application/json/x", "text/html; application/json"]
+JSON = "application/json"
+JSON_TYPES = ["Application/JSON", f"{JSON}; charset=utf-8", f"{JSON} ;x"]
+NO_JSON = ["text/plain", f"{JSON}x", f"{JSON}/x", f"text/html; {JSON}", "json", "", None]
 
 
-@pytest.mark.parametrize("content_type", [*JSON_TYPES, *NO_JSON, "json", "", None])
-def test_another_content_type_or_none_is_a_415(client, stored, content_type):
-    """In any case and with any parameters (RFC 9110 section 8.3.1) it is JSON."""
-    answer = post(client, MONSTERA, Content_Type=content_type)
-    if content_type in JSON_TYPES:
+@pytest.mark.parametrize(
+    ("header", "value", "taken"),
+    [("Content-Type", each, each in JSON_TYPES) for each in (*JSON_TYPES, *NO_JSON)]
+    + [("Content-Encoding", each, each == "Identity") for each in ("Identity", "gzip", "x, gzip")],
+)
+def test_what_is_not_declared_as_plain_json_is_a_415(client, stored, header, value, taken):
+    """A type has any case and parameters (RFC 9110 section 8.3.1). The answer says what to send."""
+    answer = post(client, MONSTERA, **{header: value})
+    if taken:
         assert answer.status_int == 200
     else:
-        refused(answer, 415, "Content-Type must be application/json")
-        assert answer.headers["Accept"] == "application/json"  # RFC 9110 section 15.5.16
+        must = {"Content-Type": JSON, "Content-Encoding": "identity"}[header]
+        refused(answer, 415, f"{header} must be {must}")
+        assert answer.headers[header.replace("Content", "Accept").removesuffix("-Type")] == must
         assert stored() == []
-
-
-@pytest.mark.parametrize("coding", ["gzip", "identity, gzip"])
-def test_a_content_coding_other_than_identity_is_a_415(client, stored, coding):
-    answer = post(client, MONSTERA, Content_Encoding=coding)
-    refused(answer, 415, "Content-Encoding must be identity")
-    assert answer.headers["Accept-Encoding"] == "identity"
-    assert stored() == []
-    assert post(client, MONSTERA, Content_Encoding="Identity").status_int == 200
 
 
 def test_a_body_beyond_the_limit_is_a_413(client, stored):
@@ -214,38 +200,15 @@ def test_a_body_beyond_the_limit_is_a_413(client, stored):
     assert post(client, plant.ljust(65536)).status_int == 200
 
 
-PATHS = ["/nothing", "/plants/", "/plants/7", "/Plants", "/healthz/", "/%00%C3%A9%22%0a"]
+PATHS = ["/plants/", "/plants/7", "/Plants", "/healthz/", "/%00%C3%A9%22%0a"]
 
 
 @pytest.mark.parametrize("path", [*PATHS, pytest.param("/" + "x" * 3000, id="long")])
-def test_an_unknown_path_is_a_404_with_and_without_a_token(client, stored, path):
+def test_an_unknown_path_is_a_404(client, stored, path):
     """Its message names the path, but never has more than a thousand characters."""
-    for authorization in (("Bearer", TOKEN), None):
-        client.authorization = authorization
-        answer = client.post_json(path, MONSTERA, expect_errors=True)
-        assert len(refused(answer, 404, f"nothing at {unquote(path)}"[:900])) <= 1000
+    answer = client.post_json(path, MONSTERA, expect_errors=True)
+    assert len(refused(answer, 404, f"nothing at {unquote(path)}"[:900])) <= 1000
     assert stored() == []
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allow"), [("GET", "/plants", "OPTIONS, POST"), ("POST", "/", "GET, HEAD")]
-)
-def test_a_wrong_method_is_a_405_with_allow(client, stored, method, path, allow):
-    client.authorization = None
-    answer = client.request(path, method=method, expect_errors=True)
-    assert refused(answer, 405) == f"this method is not possible here, only {allow}"
-    assert answer.headers["Allow"] == allow
-    assert stored() == []
-
-
-@pytest.mark.parametrize("path", ["/", "/script.js", "/healthz", "/openapi.json", "/plants", "/x"])
-def test_head_is_answered_with_the_headers_of_get(client, path):
-    """And with nothing else (RFC 9110 section 9.3.2)."""
-    both = [client.request(path, method=method, expect_errors=True) for method in ("GET", "HEAD")]
-    assert both[0].status == both[1].status and both[1].body == b""
-    for answer in both:
-        del answer.headers["X-Request-ID"]
-    assert both[0].headers == both[1].headers
 
 
 def test_the_order_of_checks(client, stored):
@@ -271,20 +234,6 @@ def test_the_order_of_checks(client, stored):
     assert stored() == [(7, "Monstera", "indoor")]
 
 
-def test_storage_that_cannot_answer_is_a_503_and_health_says_so(client, taken_away, stored):
-    """Nothing from inside is told, and of a plant only to whoever sent one."""
-    client.post_json("/plants", MONSTERA)
-    message = "the storage is not available now"
-    with taken_away():
-        healthy = client.get("/healthz", expect_errors=True)
-        answers = [post(client, {**MONSTERA, "id": number}) for number in (7, 8)]
-    assert refused(healthy, 503) == message
-    for answer in answers:
-        assert refused(answer, 503) == f"{message}; it is safe to send the same plant again"
-    assert all(answer.headers["Retry-After"].isdigit() for answer in (healthy, *answers))
-    assert stored()[0] == (7, "Monstera", "indoor")
-
-
 def failing(failure):
     """Return a client of an application whose storage raises an exception."""
 
@@ -296,18 +245,20 @@ def failing(failure):
     return client
 
 
-def test_a_plant_that_the_storage_never_takes_is_a_400_with_nothing_from_inside():
-    message = "the storage does not accept this plant; to send it again does not help"
-    assert refused(post(failing(Rejected("from inside")), MONSTERA), 400) == message
-
-
-def test_a_bug_is_a_500_with_nothing_from_inside(caplog):
-    """The log has the traceback, and the request's id."""
-    answer = post(failing(ZeroDivisionError("from inside")), MONSTERA)
-    refused(answer, 500, "the service failed; it is safe to send the same plant again")
-    assert "inside" not in answer.text and "Zero" not in answer.text
-    assert "ZeroDivisionError: from inside" in answer.errors
-    assert answer.headers["X-Request-ID"] in caplog.text
+@pytest.mark.parametrize(
+    ("failure", "status", "message"),
+    [
+        (Rejected, 400, "the storage does not accept this plant; to send it again does not help"),
+        (ZeroDivisionError, 500, "the service failed; it is safe to send the same plant again"),
+    ],
+)
+def test_nothing_from_inside_is_told(caplog, failure, status, message):
+    """Of a bug, the log has the traceback and the request's id."""
+    answer = post(failing(failure("from inside")), MONSTERA)
+    assert refused(answer, status) == message
+    if status == 500:
+        assert "ZeroDivisionError: from inside" in answer.errors
+        assert answer.headers["X-Request-ID"] in caplog.text
 
 
 SANE_IDS = ["abc-123", "4bf92f35-77b3-4da6/a.b:c_d+e=f@g", "x" * 128]
@@ -323,7 +274,7 @@ def test_every_answer_has_a_request_id_the_clients_own_if_that_is_sane(client, s
     if sent in SANE_IDS:
         assert found == [sent] * 4
     else:
-        assert len(set(found)) == len(found) == 4
+        assert len(set(found)) == 4
         assert all(re.fullmatch("(?!0{8})[0-9a-f]{32}", each) for each in found)
 
 
@@ -354,4 +305,5 @@ def test_a_health_check_waits_for_less_than_two_seconds():
     limits: list[float] = []
     app = create_app(SimpleNamespace(add=None, check=limits.append), [TOKEN])
     assert TestApp(app).get("/healthz").json == {"status": "ok"}
-    assert limits[0] < 2
+    assert TestApp(app).head("/healthz").status_int == 200
+    assert max(limits) < 2
