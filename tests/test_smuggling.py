@@ -4,15 +4,12 @@ In each body hides a whole request, with a good token, that would store plant 66
 what is one request (sections 6.3 and 7.1); what is not clear must be refused.
 """
 
-import json
-
 import pytest
 
 from app import BODY_LIMIT
 from tests.support.server import TOKEN, Server
-from tests.support.wire import HEAD, MONSTERA, answers, chunked, post, receive_answer
+from tests.support.wire import HEAD, answers, chunked, post, receive_answer
 
-PLANT = json.dumps(MONSTERA).encode()
 EVIL = b'{"id": 666, "name": "smuggled"}'
 HIDDEN = post(EVIL)
 NEXT = post({"id": 667, "name": "next"})
@@ -97,6 +94,7 @@ def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
         "half a size": (HEAD + CHUNKED + b"1", [408]),
         "half a chunk": (HEAD + CHUNKED + b"59\r\n" + EVIL, [408]),
         "no last chunk": (HEAD + CHUNKED + chunked(EVIL), [408]),
+        "HTTP/1.0": (HEAD.replace(b"/1.1", b"/1.0") + CHUNKED + chunked(b"{}", b"") + AFTER, [400]),
         "closed": (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN, [400]),
     }
     assert differ(server, cases) == {}
@@ -152,25 +150,8 @@ def test_headers_that_are_not_clear_are_refused(server, version):
     head = HEAD.replace(b"HTTP/1.1", version)
     rest = b"\r\n\r\n0\r\n\r\n" + HIDDEN
     cases = {name: (head + line + rest, [status]) for name, (line, status) in HEADERS.items()}
-    assert differ(server, cases) == {}
-
-
-HEADS = {
-    "chunks in HTTP/1.0": HEAD.replace(b"/1.1", b"/1.0") + CHUNKED,
-    "lines that end with LF": HEAD.replace(b"\r\n", b"\n") + b"Content-Length: 5\n\n",
-    "a space before the first name": HEAD.replace(b"Host", b" Host") + b"\r\n",
-    "NUL in the target": HEAD.replace(b"/plants", b"/plants\x00") + b"\r\n",
-    "a space behind the version": HEAD.replace(b"/1.1", b"/1.1 ") + b"\r\n",
-    "no version": b"POST /plants\r\n\r\n",
-    "two lines before": b"\r\n\r\n" + HEAD + b"\r\n",
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    "who a proxy says one is": b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n",
-}
-
-
-def test_heads_that_are_not_clear_are_refused(server):
-    cases = {name: (head + b"0\r\n\r\n" + HIDDEN, [400]) for name, head in HEADS.items()}
+    cases["a space before a name"] = (head.replace(b"Host", b" Host") + rest, [400])
+    cases["lines that end with LF"] = (head.replace(b"\r\n", b"\n") + b"X: a" + rest, [400])
     assert differ(server, cases) == {}
 
 
@@ -204,33 +185,3 @@ def test_chunks_that_are_not_clear_are_refused(server):
     for start, status in ((head + chunked(EVIL), 400), (nobody, 401)):
         cases = {name: (start + rest + HIDDEN, [status]) for name, rest in CHUNKS.items()}
         assert differ(server, cases) == {}
-
-
-TARGETS = {
-    b"/plants": 200,
-    b"/%70lants": 200,  # an unreserved character is the same in both ways (RFC 3986, 6.2.2.2)
-    b"http://localhost/plants": 200,  # RFC 9112 section 3.2.2
-    b"http://elsewhere.example/plants?x": 200,
-    b"//plants": 404,
-    b"/plants/": 404,
-    b"/plants;x": 404,
-    b"/plants%00": 404,
-    b"/plants%2f": 404,
-    b"/plants%0d%0aX:%20a": 404,
-    b"/healthz/../plants": 404,
-    b"/plants\\": 404,
-    b"http://localhost": 405,  # the path is /
-    b"plants": 400,
-    b"*": 400,
-    b"/pl\xc3\xa4nts": 400,
-}
-
-
-def test_only_the_target_of_the_plants_stores_one(server):
-    """What looks like it is not found, and nothing of the sort is a failure."""
-    cases = {
-        target.decode(): (HEAD.replace(b"/plants", target) + with_length(PLANT), [status])
-        for target, status in TARGETS.items()
-    }
-    assert differ(server, cases) == {}
-    assert server.stored(7) == (7, "Monstera", "indoor")
