@@ -13,7 +13,6 @@ from tests.support.server import SHORT, Server
 from tests.support.wire import answers
 
 GOOD, BAD = "canary-good-0123456789", "canary-bad-0123456789"
-PLANT = {"id": 7, "name": "canary-name", "tag": "canary-tag"}
 TRIGGER = (
     "CREATE TRIGGER refuse BEFORE INSERT ON plants WHEN NEW.name = 'canary-bad' "
     "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
@@ -29,28 +28,20 @@ def message(start: str, *headers: str, body: str = "", token: str = GOOD) -> byt
 
 
 PLANTS = "POST /plants"
-TEXT = json.dumps(PLANT)
-NO_PLANT = '{"id": "canary", "name": "canary\\u0000"}'
+TEXT = '{"id": 7, "name": "canary-name", "tag": "canary-tag"}'
 CUT_SHORT = message(PLANTS, "Content-Length: 999") + TEXT.encode()
 STORED = message(PLANTS, body=TEXT)
-HEALTH = message("GET /healthz?canary", body=TEXT)
 REQUESTS = [
     (200, STORED),
-    (200, HEALTH),
+    (200, message("GET /healthz?canary", body=TEXT)),
     (409, message(PLANTS, body=TEXT.replace("-tag", "-gat"))),
-    (400, message(PLANTS, body=NO_PLANT)),
-    (400, message(PLANTS, body="canary")),
+    (400, message(PLANTS, body='{"id": "canary", "name": "canary\\u0000"}')),
     (400, message(PLANTS, body=TEXT.replace("7", "8").replace("-name", "-bad"))),
-    (400, message(PLANTS, "Transfer-Encoding: chunked") + b"canary\r\n"),
     (400, message(PLANTS, "Transfer-Encoding: chunked") + b"1\r\n1canary"),
     (400, message("GET /", f"Authorization Bearer {GOOD}")),
-    (400, message("GET /", f": Bearer {GOOD}")),
     (400, message("GET /", f"X: a\r\n {GOOD}")),
     (400, message(f"canary-{GOOD} /plants")),
-    (400, f"GET / HTTP/canary\r\nX: {GOOD}\r\n\r\n".encode()),
     (400, f"{GOOD}\r\n\r\n{TEXT}".encode()),
-    (400, message(PLANTS, "Content-Length: canary")),
-    (401, message(PLANTS, body=TEXT, token=BAD)),
     (401, message(f"{PLANTS}?token={GOOD}", body=TEXT, token=BAD)),
     (404, message(f"POST /nowhere?{GOOD}", body=TEXT)),
     (405, message("PUT /plants?canary", body=TEXT)),
@@ -60,7 +51,6 @@ REQUESTS = [
     (415, message(PLANTS, "Content-Encoding: canary", body=TEXT)),
     (417, message(PLANTS, "Expect: canary")),
     (431, message(PLANTS, f"X: {GOOD}{'x' * 2**14}")),
-    (431, message(PLANTS, *[f"X: {GOOD}"] * 200)),
     (501, message(PLANTS, "Transfer-Encoding: canary")),
 ]
 
@@ -85,14 +75,12 @@ def said(tmp_path_factory):
         yield server, said
 
 
-def test_no_answer_has_what_was_sent_in_it_but_a_200(said):
-    _, said = said
-    assert [[status for status, _ in answers(data)] for _, data in said] == [[s] for s, _ in said]
-    assert [data for status, data in said if status != 200 and b"canary" in data] == []
-
-
 def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(said):
+    """And no answer has what was sent in it, but a 200."""
     server, said = said
+    for status, data in said:
+        assert [found for found, _ in answers(data)] == [status]
+        assert status == 200 or b"canary" not in data
     log = server.out + server.err
     assert all(f" {status} " in log for status, _ in said)
     assert [line for line in log.splitlines() if "canary" in line] == []
@@ -107,12 +95,10 @@ def test_the_log_says_why_a_request_was_not_answered_with_200(said):
     for status, data in said:
         request_id = re.search(r"X-Request-ID: (\S+)", data.decode())[1]
         reasons = re.findall(rf'(?m) {request_id} (".*")$', server.out)
-        if status == 200:
-            assert reasons == []
-            continue
-        ((_, error),) = answers(data)
-        (reason,) = map(json.loads, reasons)
-        if "the storage" in error["message"]:
-            assert re.search("plants.db|SQLITE_CONSTRAINT", reason)
-        else:
-            assert reason == error["message"] or re.fullmatch(r"[A-Z]\w+", reason)
+        assert len(reasons) == (status != 200)
+        for reason in map(json.loads, reasons):
+            ((_, error),) = answers(data)
+            if "the storage" in error["message"]:
+                assert re.search("plants.db|SQLITE_CONSTRAINT", reason)
+            else:
+                assert reason == error["message"] or re.fullmatch(r"[A-Z]\w+", reason)
