@@ -11,8 +11,8 @@ from tests.support.server import ROOT
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    """To files that exist, and to headings of the page that is named."""
+def test_links_lead_somewhere_and_files_that_are_named_exist(page):
+    """Links to files and to headings; names of files by their ends."""
     for target in re.findall(r'\]\(([^)\s]+)\)|src(?:set)?="([^"]+)"', PAGES[page]):
         target = "".join(target)
         if not target.startswith("https://"):
@@ -22,15 +22,9 @@ def test_links_lead_somewhere(page):
             headings = re.findall("(?m)^#+ (.*)$", file.read_text("utf-8")) if heading else []
             slugs = {re.sub(r"\W+", "-", each.lower()).strip("-") for each in headings}
             assert not heading or heading in slugs, target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_are_named_exist(page):
-    """Those of the service and its tests, by their ends; a page's own programs are its own."""
     named = set(re.findall(r"`([\w./-]+\.(?:py|service|socket|conf|yml|toml|html))`", PAGES[page]))
     files = [f"/{file}" for pattern in ("*.*", "[!.]*/**/*.*") for file in ROOT.glob(pattern)]
-    for name in named:
-        assert any(file.endswith(f"/{name}") for file in files), name
+    assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
 
 
 def test_the_table_of_variables_has_all_that_are_read():

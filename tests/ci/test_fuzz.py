@@ -1,7 +1,4 @@
-"""What nobody thought of: plants, bytes and headers that are made up, and requests by the book.
-
-hypothesis makes up what is no HTTP; schemathesis makes requests of /openapi.json.
-"""
+"""What nobody thought of: plants and bytes that hypothesis makes up, and requests by the book."""
 
 import json
 import subprocess
@@ -11,12 +8,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.ci.node import ENVIRONMENT, node_modules
 from tests.support.server import HEADERS, QUICK, TOKEN
-from tests.support.wire import answers
+from tests.support.wire import HEAD, answers, chunked, post
 
-EDGES = st.sampled_from([0, 2**31, 2**53, -(2**53), 2**63, -(2**63)])
-IDS = st.integers() | st.builds(int.__add__, EDGES, st.integers(-1, 1))
+EDGES = [-(2**63), -(2**53) - 1, -(2**53), 2**31, 2**53, 2**53 + 1, 2**63 - 1]
+IDS = st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 9)
 ODD = st.text(st.sampled_from(' \t\n\r"\\/u0e\x01\x7f\u0301\u2028\ufeff\uffff\U0001f335'))
 TEXT = ODD | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -25,43 +21,35 @@ VALUES = st.recursive(
     lambda values: st.lists(values, max_size=4) | st.dictionaries(TEXT, values, max_size=4),
     max_leaves=8,
 )
-STARTS = [b"POST /plants HTTP/1.1", b"POST /plants HTTP/1.0", b"PUT /plants HTTP/1.1"]
-STARTS += [b"GET /healthz?x HTTP/1.1", b"POST /plants/ HTTP/1.1"]
-NAMES = ["Transfer-Encoding", "Content-Type", "Content-Encoding", "Expect", "Connection", "Upgrade"]
-NAMES += ["Host", "X-Request-ID", "Origin", "Content_Length", "Cookie", "Trailer", "Authorization"]
-NAMED = ["", "0", "2", "chunked", "gzip, chunked", "close", "keep-alive", "100-continue"]
-NAMED += ["application/json", "Bearer", f"Bearer {TOKEN[1:]}", f"Basic {TOKEN}"]
-ENDS = [b"\r\n"] * 9 + [b"\n", b"\r", b"\0", b"\r\n "]
 PLANT = b'{"id": 7, "name": "n\\u00e9", "tag": "\xc3\xa9", "x": [1.5, null]}'
-BODIES = [
-    b"\r\n",
-    b"Content-Length: 2\r\n\r\n{}",
-    b"Content-Length: %d\r\n\r\n" % len(PLANT) + PLANT,
+STRANGER = HEAD.replace(TOKEN.encode(), b"another")
+REQUESTS = [
+    post(PLANT, head=STRANGER),
+    STRANGER + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(PLANT, b""),
 ]
-BODIES += [b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(PLANT), PLANT)]
-LINES = st.tuples(
-    st.sampled_from(NAMES).map(str.encode),
-    st.sampled_from(NAMED).map(str.encode)
-    | st.from_regex(rb"[\x21-\x7e\x80-\xff]{0,20}", fullmatch=True),
-    st.sampled_from(ENDS),
-).map(lambda header: b"%b: %b%b" % header)
-REQUESTS = st.tuples(
-    st.sampled_from(STARTS), st.lists(LINES, max_size=5).map(b"".join), st.sampled_from(BODIES)
-).map(lambda parts: b"%b\r\n%b%b" % parts)
+LINES = [b"Expect: 100-continue\r\n", b"Content-Length: 0\r\n", b"\r\n", b"\r", b"\0"]
+
+
+@st.composite
+def changed(draw, *texts):
+    """One of some texts, a part of which is replaced by any bytes or by a line."""
+    text = draw(st.sampled_from(texts))
+    start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 9))
+    part = draw(st.binary(max_size=20) | st.sampled_from(LINES))
+    return text[:start] + part + text[start + length :]
 
 
 def made_up(count, *strategies):
     """Run a test with so many examples, the same in each run, of which nothing is kept."""
-    health = list(HealthCheck)
     options = {"derandomize": True, "database": None, "deadline": None}
-    run = settings(max_examples=count, suppress_health_check=health, **options)
-    return lambda test: run(given(*strategies)(test))()
+    options["suppress_health_check"] = list(HealthCheck)
+    return lambda test: settings(max_examples=count, **options)(given(*strategies)(test))()
 
 
 @st.composite
 def plants(draw):
     """A plant, and one of the texts that it can be sent as."""
-    number = draw(IDS.filter(lambda each: -(2**63) <= each < 2**63))
+    number = draw(IDS)
     name, tag = draw(TEXT), draw(st.none() | TEXT)
     members = {"id": number, "name": name} | ({} if tag is None else {"tag": tag})
     others = st.dictionaries(TEXT.filter(lambda key: key not in ("id", "name", "tag")), VALUES)
@@ -71,9 +59,7 @@ def plants(draw):
     ways = [f"{number}", f"{number}.0", f"{number}.00E+0", f"{number * 1000}e-3"]
     digits = draw(st.sampled_from(ways if abs(number) <= 2**53 else ways[:1]))
     parts = [f"{dump(key)}:{digits if key == 'id' else dump(value)}" for key, value in order]
-    space = draw(st.sampled_from(["", " ", "\n", "\r\n\t"]))
-    text = f"{space}{{{space}{f'{space},{space}'.join(parts)}{space}}}{space}"
-    return (number, name, tag), text.encode()
+    return (number, name, tag), f"{{{','.join(parts)}}}".encode()
 
 
 def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
@@ -97,43 +83,27 @@ def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
 def test_any_bytes_are_a_plant_or_an_error(client):
     """A 400 or, if they happen to be a plant, what becomes of one."""
 
-    @made_up(1000, st.binary(max_size=20), st.integers(0, len(PLANT)), st.integers(0, 9))
-    def check(garbage, start, length):
-        body = PLANT[:start] + garbage + PLANT[start + length :]
+    @made_up(1000, changed(PLANT))
+    def check(body):
         answer = client.post("/plants", body, HEADERS, expect_errors=True)
         assert answer.status_int in (200, 400, 409), body
         assert set(answer.json) <= {"name", "tag"} or set(answer.json) == {"error", "message"}
 
 
 def test_any_bytes_over_a_socket_are_answered_with_errors_and_let_nobody_in(serve, stored):
-    """Requests with any headers and bodies, garbage, and several of them in a row."""
+    """Requests with a part that is something else, and several of them in a row."""
     server = serve(QUICK, WEB_CONCURRENCY="1")
 
-    @made_up(1000, st.lists(REQUESTS | REQUESTS | st.binary(max_size=20), max_size=3))
+    @made_up(1000, st.lists(changed(*REQUESTS) | st.binary(max_size=20), max_size=3))
     def check(requests):
         data = b"".join(requests)
         found = server.send(data, ends=True).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
         for status, answer in answers(found):
-            if status == 200:
-                assert answer == {"status": "ok"}, data
-            else:
-                assert status in (400, 401, 404, 405, 408, 413, 414, 415, 417, 431, 501), data
-                assert answer == {"error": status, "message": answer["message"]}, data
+            assert status in (400, 401, 404, 405, 408, 413, 414, 415, 417, 431, 501), data
+            assert answer == {"error": status, "message": answer["message"]}, data
 
     assert stored() == []
     assert len(server.workers(1)) == 1 and server.err.count("Booting worker") == 1
-
-
-def test_the_description_is_as_its_linter_wants_it(server, tmp_path):
-    """No error, and no warning but that a licence and a contact are the operator's to say."""
-    document = tmp_path / "openapi.json"
-    document.write_text(json.dumps(server.request("GET", "/openapi.json").body))
-    settings = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true"}
-    command = [node_modules() / ".bin/redocly", "lint", document]
-    command += ["--extends=recommended", "--format=json"]
-    done = subprocess.run(command, env={**ENVIRONMENT, **settings}, capture_output=True, text=True)
-    found = {each["ruleId"] for each in json.loads(done.stdout)["problems"]}
-    assert found <= {"info-license", "info-contact"}, done.stdout
 
 
 def test_the_service_does_what_the_description_says(serve, tmp_path):
