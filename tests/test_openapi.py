@@ -126,3 +126,5 @@ def test_a_page_of_any_origin_may_use_the_interface_and_nothing_else(client, pat
         assert headers["Access-Control-Expose-Headers"] == "X-Request-ID, Retry-After"
         assert headers["Access-Control-Allow-Methods"] == "GET, POST"
         assert "Authorization, Content-Type" in headers["Access-Control-Allow-Headers"]
+    else:
+        assert preflight.headers["Allow"] == "GET, HEAD"
