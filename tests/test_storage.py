@@ -4,18 +4,15 @@ No plant that was answered for may be missing, and no request may wait for ever.
 """
 
 import contextlib
-import gc
 import operator
-import subprocess
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -24,7 +21,7 @@ from plant import Plant
 from start import get_storage
 from storage import Storage
 from tests.support.processes import run_in_processes
-from tests.support.server import PATIENCE, ROOT, wait_until
+from tests.support.server import PATIENCE, wait_until
 
 ZERO = Plant(0, "zero")
 FAULTS = {"rejected": Rejected("against a constraint"), "blocked": Blocked("its row is locked")}
@@ -41,9 +38,9 @@ class MemoryEngine(Engine):
         self.batches: list[list[Plant]] = []  # that were stored
         self.parts: list[bool] = []  # for each insert, whether it was of a part
         self.checks = 0
-        self.lock, self.go = threading.Lock(), threading.Event()
+        self.lock = threading.Lock()
         self.is_at_work, self.is_closed = threading.Event(), threading.Event()
-        self.meanwhile: Callable[[], object] = self.go.wait
+        self.meanwhile: Callable[[], object] = lambda: None
         self.failure: Exception | None = None
         self.check_failure: Exception | None = None
 
@@ -82,14 +79,12 @@ def engine() -> MemoryEngine:
 
 @pytest.fixture
 def start(engine: MemoryEngine) -> Iterator[Callable[..., Storage]]:
-    """Starts storages on the engine, which goes on unless it is told to wait."""
-    engine.go.set()
+    """Starts storages on the engine."""
     options = {"wait_limit": PATIENCE, "call": operator.call, "gather": lambda: None}
     with contextlib.ExitStack() as storages:
         yield lambda **changes: storages.enter_context(
             contextlib.closing(Storage(engine, **{**options, **changes}))
         )
-        engine.go.set()
 
 
 @pytest.fixture
@@ -112,19 +107,6 @@ def queue_up(method: Callable[..., object], *arguments: object) -> Future[Any]:
     wait = threading.Condition.wait.__code__
     wait_until(lambda: outcome.done() or sys._current_frames()[thread.result()].f_code is wait)
     return outcome
-
-
-@contextlib.contextmanager
-def storing_zero(storage: Storage, engine: MemoryEngine) -> Iterator[None]:
-    """The engine is storing a plant meanwhile; all others have to wait in the queue."""
-    before = len(engine.parts)
-    engine.go.clear()
-    queue_up(storage.add, ZERO)
-    wait_until(lambda: len(engine.parts) > before)
-    try:
-        yield
-    finally:
-        engine.go.set()
 
 
 def plants(*ids: int, name: str = "n") -> list[Plant]:
@@ -209,65 +191,27 @@ def test_plants_at_fault_keep_others_waiting_for_half_of_the_limit(start, engine
 
 
 def test_a_call_that_fails_is_the_outcome_and_the_next_plant_is_stored(start, engine):
-    """As where no thread can be started: the writer goes on."""
-    failures = [RuntimeError("can't start new thread")]
+    """As where no thread can be started: gevent keeps what that was to do, and does it later."""
+    calls: list[Callable[[], object]] = []
 
     def call(function: Callable[[], object]) -> None:
-        if failures:
-            raise failures.pop()
+        calls.append(function)
+        if len(calls) == 1:
+            raise RuntimeError("can't start new thread")
+        if len(calls) == 2:
+            calls[0]()
         function()
 
     storage = start(call=call)
     outcomes = storage.add_all(plants(1, 2, 3))
     assert [str(outcome) for outcome in outcomes] == ["can't start new thread"] * 3
     storage.add(*plants(4))
-    assert engine.batches == [plants(4)]  # what has failed is not tried again
-
-
-IN_A_WORKER = """
-from gevent import monkey
-
-monkey.patch_all()
-import gevent, gevent.threadpool, socket, start, sys
-from plant import Plant
-
-def flood():
-    while True:
-        gevent.socket.wait_read(far.fileno())
-
-def fail(*_):
-    gevent.threadpool.start_new_thread = start_thread
-    raise RuntimeError("can't start new thread")
-
-start_thread, gevent.threadpool.start_new_thread = gevent.threadpool.start_new_thread, fail
-storage = start.get_storage(sys.argv[1])
-assert str(*storage.add_all([Plant(1, "one")])) == "can't start new thread"
-for number in range(2, 5):
-    storage.add(Plant(number, "n"))
-near, far = socket.socketpair()
-near.send(b"never read")
-gevent.spawn(flood)
-storage.add_all([Plant(number, "n") for number in range(5, 8)])
-missing = start.get_storage("sqlite:////none/plants.db")
-assert "the folder must be there" in str(*missing.add_all([Plant(1, "one")]))
-"""
-
-
-def test_a_worker_goes_on_without_a_thread_and_in_a_flood(url, stored):
-    """gevent keeps what it was to run in a thread that could not be started, and runs it later.
-
-    Then a batch gathers the plants that have arrived, though requests without plants never end.
-    What fails in a thread is an outcome, and no traceback.
-    """
-    command = [sys.executable, "-c", IN_A_WORKER, url]
-    done = subprocess.run(command, cwd=ROOT, timeout=PATIENCE, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert stored() == [(number, "n", None) for number in range(2, 8)]
+    assert engine.table.keys() == {4}  # what has failed is not tried again
 
 
 def test_all_plants_of_a_request_share_its_limit(start, engine):
     storage = start(wait_limit=0.1)
-    with storing_zero(storage, engine):
+    with engine.lock:
         request = queue_up(storage.add_all, plants(*range(1, round(3 * PATIENCE / 0.1))))
         assert {type(outcome) for outcome in request.result(PATIENCE)} == {Unavailable}
 
@@ -282,32 +226,6 @@ def test_who_gave_up_is_gone_from_the_queue(start, engine):
     wait_until(lambda: storage.add_all(plants(1)) == [None])
 
 
-class Text(str):
-    """A string that can be observed."""
-
-
-def fail_as_an_engine_does(plants: Sequence[Plant], is_part: bool) -> NoReturn:
-    try:
-        raise ValueError
-    except ValueError:  # whose traceback has the plants
-        raise Unavailable("disk full") from None
-
-
-@pytest.mark.parametrize(
-    "insert",
-    [lambda plants, is_part: {plant.id: plant for plant in plants}, fail_as_an_engine_does],
-)
-def test_a_batch_is_not_kept_in_memory(memory, engine, insert):
-    """Not even until the next one, and not if it failed: of large plants it may be a megabyte."""
-    engine.insert = insert
-    name = Text("n")
-    reference = weakref.ref(name)
-    with contextlib.suppress(Unavailable):
-        memory.add(Plant(1, name))
-    del name
-    wait_until(lambda: gc.collect() is not None and reference() is None)
-
-
 def test_an_error_that_requests_share_does_not_grow(memory, engine):
     """Its traceback would keep all of them in memory."""
     engine.failure = Unavailable("disk full")
@@ -318,23 +236,16 @@ def test_an_error_that_requests_share_does_not_grow(memory, engine):
 
 
 @pytest.mark.parametrize(("failure", "check_failure"), [(None, FULL), (FULL, None)])
-def test_a_health_check_in_a_batch_has_an_outcome_of_its_own(
+def test_health_checks_share_a_write_and_have_an_outcome_of_their_own(
     memory, engine, failure, check_failure
 ):
-    """Its failure refuses no plant that can be stored, nor the other way round."""
+    """Their failure refuses no plant that can be stored, nor the other way round."""
     with engine.lock:
         engine.failure, engine.check_failure = failure, check_failure
-        check, plant = queue_up(memory.check, PATIENCE), queue_up(memory.add, *plants(1))
-    assert plant.exception(PATIENCE) == failure
-    assert check.exception(PATIENCE) == check_failure
-
-
-@pytest.mark.parametrize("failure", [None, FULL])
-def test_health_checks_that_come_together_share_a_write(memory, engine, failure):
-    engine.check_failure = failure
-    with engine.lock:
+        plant = queue_up(memory.add, *plants(1))
         checks = [queue_up(memory.check, PATIENCE) for _ in range(10)]
-    assert [check.exception(PATIENCE) for check in checks] == [failure] * 10
+    assert plant.exception(PATIENCE) == failure
+    assert [check.exception(PATIENCE) for check in checks] == [check_failure] * 10
     assert engine.checks == 1
 
 
@@ -352,10 +263,15 @@ def test_only_a_health_check_is_proof_for_a_second(memory, engine, clock):
             memory.check(PATIENCE)
 
 
-def test_a_health_check_ends_in_time_though_the_storage_hangs(memory, engine):
-    """Nothing ends the wait for a disk that hangs, so the check does not wait for it."""
-    with storing_zero(memory, engine), pytest.raises(Unavailable, match="busy or hangs"):
-        memory.check(0.05)
+def test_requests_end_in_time_though_the_storage_hangs(start, engine):
+    """Nothing ends the wait for a disk that hangs, so they do not wait for it."""
+    disk = threading.Event()
+    engine.meanwhile = disk.wait
+    storage = start(wait_limit=0.1)
+    for use in (lambda: storage.add(ZERO), lambda: storage.check(0.05)):
+        with pytest.raises(Unavailable, match="busy or hangs"):
+            use()
+    disk.set()
 
 
 def test_plants_at_fault_do_not_keep_a_health_check_waiting(memory, engine, clock):
@@ -374,44 +290,38 @@ def test_plants_at_fault_do_not_keep_a_health_check_waiting(memory, engine, cloc
     assert checks[0].exception() is None
 
 
-def test_closing_stores_what_is_in_the_queue_first(memory, engine):
-    with storing_zero(memory, engine), ThreadPoolExecutor() as threads:
-        request = queue_up(memory.add_all, plants(1, 2))
-        closing = threads.submit(memory.close)
-        engine.go.set()
-        closing.result(PATIENCE)
-    assert request.result(PATIENCE) == [None] * 2
-    assert engine.is_closed.is_set() and engine.batches == [[ZERO], plants(1, 2)]
-
-
-def test_closing_ends_in_time_though_a_commit_hangs(start, engine):
-    """The connection is closed when the commit has ended."""
+def test_closing_ends_in_time_and_loses_nothing_that_is_in_the_queue(start, engine):
     storage = start(wait_limit=0.1)
-    with storing_zero(storage, engine):
-        queue_up(storage.close).result(PATIENCE)
+    with engine.lock:
+        queued = queue_up(storage.check, PATIENCE)
+        storage.close()
         assert not engine.is_closed.is_set()
-    assert engine.is_closed.wait(PATIENCE)
+    queued.result(PATIENCE)
+    assert engine.is_closed.wait(PATIENCE) and engine.checks == 1
 
 
 def test_many_threads_of_many_processes_store_all(url, stored):
-    """They start at once, and one makes the table."""
+    """They start at once, and one makes the table. Of the plants with an id, one gets a success."""
 
     def work(process: int) -> None:
+        name, told = f"{process}", set()
+
         def add(thread: int) -> None:
             for number in range(20):
-                storage.add(Plant((process * 8 + thread) * 20 + number, f"{process}"))
-                storage.add(Plant(10**6 + number, "everybody's"))
+                storage.add(Plant((process * 8 + thread) * 20 + number, name))
+                (outcome,) = storage.add_all([Plant(1000 + number, name)])
+                told.add((1000 + number, outcome and type(outcome)))
 
         with (
             contextlib.closing(get_storage(url, wait_limit=PATIENCE)) as storage,
             ThreadPoolExecutor(8) as threads,
         ):
             list(threads.map(add, range(8)))
+            rivals = [plant for plant in storage.rows() if plant.id >= 1000]
+        assert told == {(each.id, None if each.name == name else Conflict) for each in rivals}
 
     run_in_processes(*[partial(work, number) for number in range(4)])
-    expected = [(n, str(n // 160), None) for n in range(640)]
-    expected += [(10**6 + n, "everybody's", None) for n in range(20)]
-    assert stored() == expected
+    assert stored()[:-20] == [(n, str(n // 160), None) for n in range(640)]
 
 
 def test_rows_are_one_snapshot_in_the_order_of_id(storage, open_storage):
