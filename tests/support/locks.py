@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def lock_held(database: Path) -> Iterator[None]:
-    """Hold the lock that the processes of the service share, as one of them would."""
+    """Hold the lock that one process of the service may have: shared, so that only it must wait."""
     lock = os.open(f"{database}-lock", os.O_RDONLY | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    fcntl.flock(lock, fcntl.LOCK_SH)
     try:
         yield
     finally:
