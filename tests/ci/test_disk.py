@@ -3,23 +3,20 @@
 It takes root, to mount a file system that is there for that, and to become another user.
 """
 
+import contextlib
 import re
+import sqlite3
 import stat
-from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
 
-from engines.sqlite import SCHEMA
 from plant import Plant
 from tests.support.disk import Disk
 from tests.support.processes import NOBODY, open_folder
 from tests.support.rows import read_names
 from tests.support.server import Server, stops_in_one_line, wait_until
 from tests.support.writers import Writers
-from tests.test_sqlite import execute
-
-FILES = ("", "-wal", "-shm")
 
 
 @pytest.fixture
@@ -88,40 +85,15 @@ def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk, record_prope
     )
 
 
-@pytest.fixture
-def stopped(serve, disk, database) -> Callable[[Collection[str]], None]:
-    """Leaves these of the database's files: as after a power cut, or without -wal after a stop."""
-
-    def leave(files: Collection[str]) -> None:
+@pytest.mark.parametrize("end", [None, Server.stop, Server.kill])
+def test_a_start_on_a_full_disk_serves_once_there_is_room(serve, disk, end):
+    """Whatever is there already. Nobody restarts it, and no worker is ended by SQLite's mapping."""
+    if end:
         server = serve()
         assert server.post({"id": 1, "name": "one"})[0] == 200
-        kept = {suffix: Path(f"{database}{suffix}").read_bytes() for suffix in FILES}
-        server.kill() if "-wal" in files else server.stop()
-        for suffix in FILES:
-            file = Path(f"{database}{suffix}")
-            if suffix not in files:
-                file.unlink(missing_ok=True)
-            elif not file.exists():
-                file.write_bytes(kept[suffix])
-
-    return leave
-
-
-@pytest.mark.parametrize(
-    "files",
-    [(), ("",), ("-wal",), ("-shm",), FILES],
-    ids=lambda files: " ".join(f"plants.db{suffix}" for suffix in files) or "none",
-)
-def test_a_start_on_a_full_disk_serves_once_there_is_room(serve, stopped, disk, files):
-    """Whatever is there already. Nobody restarts it, and no worker is ended by SQLite's mapping.
-
-    A -wal without its file may have the only copy of some plants: that needs an operator.
-    """
-    stopped(files)
+        end(server)
     with disk.full():
         server = serve()
-        if files == ("-wal",):
-            return stops_in_one_line(server, "is missing, but not its -wal: restore a backup")
         for _ in range(8):  # so that either worker is asked
             assert server.post({"id": 2, "name": "two"})[0] == 503
         reason = (
@@ -130,45 +102,38 @@ def test_a_start_on_a_full_disk_serves_once_there_is_room(serve, stopped, disk, 
         assert re.search(f"the database is not available now: .*{reason}", server.err)
         assert re.search(f'" 503 .*{reason}', server.out)
     assert server.post({"id": 2, "name": "two"})[0] == 200
-    assert server.post({"id": 1, "name": "another"})[0] == (409 if "" in files else 200)
+    assert server.post({"id": 1, "name": "another"})[0] == (409 if end else 200)
     assert server.err.count("Booting worker") == 2
 
 
-def test_a_read_only_disk_stops_the_start_until_it_can_be_written(
-    serve, stopped, open_storage, disk
-):
+def test_a_read_only_disk_stops_the_start_until_it_can_be_written(serve, open_storage, disk, url):
     """In a line that says so, not to another, empty file; a backup on it can be dumped."""
-    stopped(FILES)
-    backup = disk.root / "backup.db"
-    execute(backup, f"{SCHEMA}; INSERT INTO plants VALUES (1, 'one', NULL)")
+    server = serve()
+    assert server.post({"id": 1, "name": "one"})[0] == 200
+    with contextlib.closing(sqlite3.connect(disk.root / "plants.db")) as connection:
+        connection.execute("VACUUM INTO ?", [f"{disk.root}/backup.db"])
+    server.kill()
     disk.remount("ro")
     stops_in_one_line(serve(), r"plants\.db\S*: .*read-?only")
-    assert list(open_storage(f"sqlite:///{backup}").rows()) == [Plant(1, "one")]
+    backup = open_storage(url.replace("plants.db", "backup.db"))
+    assert list(backup.rows()) == [Plant(1, "one")]
     disk.remount("rw")
     assert serve().post({"id": 1, "name": "another"})[0] == 409
 
 
-def test_a_disk_that_is_mounted_late_is_no_reason_for_a_new_file(serve, disk):
-    """If the file has a folder of its own there, which the start then misses and names."""
-    folder = disk.root / "data"
-    folder.mkdir()
-    url = f"sqlite:///{folder}/plants.db"
-    server = serve(DATABASE_URL=url)
-    assert server.post({"id": 1, "name": "n"})[0] == 200
-    server.kill()
-    disk.unmount()
-    stops_in_one_line(serve(DATABASE_URL=url), f"{folder}.*; the folder must be there")
-    disk.mount()
-    assert serve(DATABASE_URL=url).post({"id": 1, "name": "another"})[0] == 409
+def test_who_runs_the_workers_makes_the_files_and_must_be_able_to_write(serve):
+    """A first start as root, with --user, in a folder that anybody may write.
 
-
-def test_who_runs_the_workers_makes_the_files(serve):
-    """A first start as root, with --user, in a folder that anybody may write."""
+    A file that this user may not write stops a start.
+    """
     user = ["--user", "nobody", "--group", f"{NOBODY}"]
     with open_folder() as folder:
-        server = serve(*user, DATABASE_URL=f"sqlite:///{folder}/plants.db")
+        url = f"sqlite:///{folder}/plants.db"
+        server = serve(*user, DATABASE_URL=url)
         assert server.post({"id": 7, "name": "n"}) == (200, {"name": "n"})
         found = [file.stat() for file in folder.iterdir()]
         owned = {(stat.S_IMODE(each.st_mode), each.st_uid, each.st_gid) for each in found}
         assert owned == {(0o600, NOBODY, NOBODY)} and len(found) == 4
         server.stop()
+        (folder / "plants.db").chmod(0o400)
+        stops_in_one_line(serve(*user, DATABASE_URL=url), f"and user {NOBODY} able to write")
