@@ -26,22 +26,6 @@ def run_in_processes(*functions: Callable[[], object]) -> None:
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
-def run_as_nobody(function: Callable[[], object]) -> None:
-    """Run a function in a process that file permissions apply to, unlike root's.
-
-    Where the tests run as somebody else than root, that is who runs it.
-    """
-
-    def child() -> None:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-        function()
-
-    run_in_processes(child)
-
-
 @contextmanager
 def open_folder() -> Iterator[Path]:
     """A folder that other users can reach, which pytest's own can't."""
