@@ -1,11 +1,8 @@
 """The storage on PostgreSQL: tables that can't be used, servers that are away, locks, triggers."""
 
-import gc
 import itertools
 import random
 import re
-import socket
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +14,8 @@ import pytest
 from engines import Blocked, Conflict, NeedsOperator, Rejected, Unavailable
 from plant import Plant
 from start import get_storage
-from tests.support.postgresql import PostgreSQL, hanging_server, running_postgresql
-from tests.support.server import PATIENCE, receive, stops_in_one_line, wait_until
+from tests.support.postgresql import PostgreSQL, running_postgresql
+from tests.support.server import PATIENCE, stops_in_one_line, wait_until
 
 # What depends on the engine in the interface and in the storage.
 from tests.test_app import (  # noqa: F401
@@ -98,26 +95,30 @@ def before_insert(connection: psycopg.Connection, statements: str, each: str = "
 # the URL, the database and the table
 
 
-@pytest.mark.parametrize("name", ["pgbouncer", "schema"])
-def test_a_parameter_that_postgresql_does_not_know_is_named(name):
-    with pytest.raises(NeedsOperator, match=f"has no parameter {name}; leave it out") as refusal:
-        get_storage(f"postgresql://u:SECRET@h/d?sslmode=require&{name}=true")
-    assert "SECRET" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("secret", ["p@SECRET", "p/SECRET", "SECRET%"])
-def test_no_part_of_a_password_is_told(secret):
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("u:SECRET@h/d?sslmode=require&pgbouncer=true", "has no parameter pgbouncer; leave it out"),
+        ("u:p@SECRET@h/d", "percent-encoded"),
+        ("u:p/SECRET@h/d", "percent-encoded"),
+        ("u:SECRET%@h/d", "percent-encoded"),
+    ],
+)
+def test_what_is_wrong_in_a_url_is_told_without_a_part_of_the_password(url, words):
     """A password that is not percent-encoded can be taken for another part of the URL."""
-    with pytest.raises(NeedsOperator, match="percent-encoded") as refusal:
-        get_storage(f"postgresql://u:{secret}@h/d")
+    with pytest.raises(NeedsOperator, match=words) as refusal:
+        get_storage(f"postgresql://{url}")
     assert "SECRET" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
-def test_a_url_is_what_libpq_takes(open_storage, url, tmp_path, scheme):
-    """Either scheme, several hosts of which one answers, and parameters."""
-    several = url.replace("?host=", f"?host={tmp_path},").replace("postgresql:", scheme)
-    storage = open_storage(f"{several}&client_encoding=LATIN1&connect_timeout=10")
+def test_a_url_is_what_libpq_takes(open_storage, connection, schema, url, tmp_path, scheme):
+    """Either scheme, several hosts of which one answers, parameters, a schema of any name."""
+    name = f'"%s{{0}}%(rows)s""{{table}}{schema}"'
+    connection.execute(f"CREATE SCHEMA {name}".encode())
+    url = url.replace("?host=", f"?host={tmp_path},").replace(f"%3D{schema}", f"%3D{quote(name)}")
+    url = url.replace("postgresql:", scheme)
+    storage = open_storage(f"{url}&client_encoding=LATIN1&connect_timeout=10")
     storage.add(Plant(7, "🌵"))
     assert list(storage.rows()) == [Plant(7, "🌵")]
 
@@ -125,13 +126,12 @@ def test_a_url_is_what_libpq_takes(open_storage, url, tmp_path, scheme):
 @pytest.mark.parametrize(
     "what", [f"UNLOGGED {TABLE}", "VIEW plants AS SELECT 1", "TYPE plants AS ENUM ()"]
 )
-def test_what_is_no_table_for_plants_is_refused(serve, storage, connection, sessions, what):
+def test_what_is_no_table_for_plants_is_refused(storage, connection, sessions, what):
     """A crash empties an unlogged table, and a view may stand before one. No session is kept."""
     connection.execute(f"CREATE {what}")
     with pytest.raises(NeedsOperator, match="plants must be a table made by: CREATE TABLE plants"):
         storage.check(PATIENCE)
     wait_until(lambda: not sessions())
-    stops_in_one_line(serve(), "plants must be a table made by: CREATE TABLE plants")
 
 
 def test_a_database_or_a_host_that_can_not_be_is_refused(serve, postgresql):
@@ -141,42 +141,39 @@ def test_a_database_or_a_host_that_can_not_be_is_refused(serve, postgresql):
     stops_in_one_line(serve(DATABASE_URL="postgresql://a..b/d"), "no host can have this name")
 
 
-@pytest.mark.parametrize("rights", ["", "SELECT", "SELECT, INSERT", "INSERT, UPDATE"])
 def test_missing_rights_are_refused_and_no_others_are_needed(
-    open_storage, storage, connection, schema, make_role, rights
+    open_storage, storage, connection, schema, make_role
 ):
-    """A health check finds out, also while the table is empty."""
-    storage.check(PATIENCE)
-    as_role = open_storage(make_role(rights))
-    with pytest.raises(NeedsOperator, match=r"denied for table .*needs SELECT, INSERT and UPD"):
+    """A health check finds out, also while there is no table, or an empty one."""
+    as_role = open_storage(make_role(""))
+    with pytest.raises(NeedsOperator, match=r"denied for schema .*or to create it: CREATE TABLE"):
         as_role.check(PATIENCE)
-    connection.execute(f"GRANT SELECT, INSERT, UPDATE ON plants TO {schema}")
+    storage.check(PATIENCE)
+    rights = ("SELECT", "INSERT", "UPDATE")
+    for missing in rights:
+        given = ", ".join({*rights} - {missing})
+        connection.execute(f"GRANT {given} ON plants TO {schema}")
+        with pytest.raises(NeedsOperator, match=r"denied for table .*needs SELECT, INSERT and UPD"):
+            as_role.check(PATIENCE)
+        connection.execute(f"REVOKE ALL ON plants FROM {schema}")
+    connection.execute(f"GRANT {', '.join(rights)} ON plants TO {schema}")
     as_role.check(PATIENCE)
     as_role.add(MONSTERA)
 
 
-def test_a_role_that_may_not_create_the_table_is_refused(open_storage, make_role):
-    with pytest.raises(NeedsOperator, match="permission denied for schema"):
-        open_storage(make_role("")).check(PATIENCE)
+def test_a_table_may_have_more_columns(storage, connection, sessions):
+    """A newer version's are added under the service, and are there when it connects again.
 
-
-def test_a_schema_may_have_any_name(open_storage, connection, schema, url):
-    name = '"odd%s{0}%(rows)s""{table}"'
-    connection.execute(f"CREATE SCHEMA {name}".encode())
-    storage = open_storage(url.replace(f"%3D{schema}", f"%3D{quote(name)}"))
-    assert storage.add_all([MONSTERA, MONSTERA, IVY]) == [None] * 3
-    assert list(storage.rows()) == [MONSTERA, IVY]
-
-
-@pytest.mark.parametrize("column", ["int NOT NULL DEFAULT 0", "int GENERATED ALWAYS AS (1) STORED"])
-def test_a_table_may_have_more_columns(storage, connection, sessions, column):
-    """A newer version's are added under the service, and are there when it connects again."""
+    One that needs a value is for the operator.
+    """
     storage.add(MONSTERA)
-    connection.execute(f"ALTER TABLE plants ADD COLUMN height {column}")
+    connection.execute("ALTER TABLE plants ADD COLUMN height int NOT NULL DEFAULT 0")
     assert storage.add_all([MONSTERA, IVY]) == [None] * 2
     connection.execute("SELECT pg_terminate_backend(%s)", sessions())
     storage.add(Plant(9, "n"))
     assert list(storage.rows()) == [MONSTERA, IVY, Plant(9, "n")]
+    connection.execute("ALTER TABLE plants ALTER height DROP DEFAULT")
+    assert {type(outcome) for outcome in storage.add_all([MONSTERA, IVY])} == {NeedsOperator}
 
 
 def test_a_dump_needs_the_right_to_read_alone_and_leaves_out_nothing(
@@ -230,15 +227,14 @@ SHADOWS = """
     LOOP BEGIN EXECUTE 'CREATE ' || shadow; EXCEPTION WHEN OTHERS THEN END; END LOOP; END $do$"""
 
 
-@pytest.mark.parametrize("path", ["public", "public,pg_catalog"])
-def test_no_code_of_other_roles_is_run(open_storage, postgresql, schema, path):
+def test_no_code_of_other_roles_is_run(open_storage, postgresql, schema):
     """Who may create in a schema of the search path does not get its code run as the service."""
     url = postgresql.new_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {schema}; GRANT CREATE ON SCHEMA public TO {schema}")
         connection.execute(f"SET ROLE {schema}; {SHADOWS}")
         for plant in (MONSTERA, IVY):  # the table is created, and found
-            storage = open_storage(f"{url}&options=-csearch_path%3D{path}")
+            storage = open_storage(f"{url}&options=-csearch_path%3Dpublic,pg_catalog")
             storage.check(PATIENCE)
             outcomes = storage.add_all([MONSTERA, plant, Plant(7, "other")])
             assert outcomes[:2] == [None] * 2 and isinstance(outcomes[2], Conflict)
@@ -262,62 +258,28 @@ def test_a_server_that_is_away_is_waited_for(serve):
         assert server.stored(7) == MONSTERA
 
 
-def test_a_wrong_password_is_told_once_in_the_log(serve, postgresql):
+def test_a_role_that_is_refused_is_told_once_in_the_log(serve, postgresql):
     """Not for each address, and without the password."""
-    postgresql.execute("CREATE ROLE guest LOGIN PASSWORD 'right'")
     hosts = f"{postgresql.folder},{postgresql.folder}"
-    server = serve(DATABASE_URL=f"postgresql:///?host={hosts}&user=guest&password=SECRET")
+    server = serve(DATABASE_URL=f"postgresql:///?host={hosts}&user=nobody&password=SECRET")
     assert server.post({"id": 7, "name": "Monstera"})[0] == 503
     wait_until(lambda: "\n" in server.out)
-    assert server.out.count("password authentication failed") == 1
+    assert server.out.count('role \\"nobody\\" does not exist') == 1
     assert "SECRET" not in server.out + server.err
 
 
-def test_a_server_that_never_answers_is_not_asked_by_each_request(open_storage, silent, request):
-    """All fail at once while it is known to be away; a connection that timed out is closed."""
+def test_a_server_that_never_answers_is_not_asked_by_each_request(open_storage, silent):
+    """All fail at once while it is known to be away."""
     url, listener = silent
     storage, requests = open_storage(url), 6
-    gc.disable()  # psycopg's errors are in a cycle
-    request.addfinalizer(gc.enable)
     for _ in range(requests):
         with pytest.raises(Unavailable, match="PostgreSQL: "):
             storage.add(MONSTERA)
     listener.setblocking(False)
-    connections: list[socket.socket] = []
+    asked = []
     with pytest.raises(BlockingIOError):
-        connections.extend(iter(lambda: listener.accept()[0], None))
-    for connection in connections:
-        connection.settimeout(PATIENCE)
-        receive(connection)
-        connection.close()
-    assert 0 < len(connections) < requests
-
-
-def test_a_server_that_lets_in_and_then_hangs_is_given_up(open_storage, pool):
-    """Also before there was any answer about the table."""
-    with hanging_server() as (url, accept):
-        adding = pool.submit(open_storage(url, SHORT).add, MONSTERA)
-        with accept(), pytest.raises(Unavailable, match="PostgreSQL: the server hangs"):
-            adding.result(PATIENCE)
-
-
-def test_each_batch_has_a_deadline_of_its_own(open_storage, url, connection, sessions):
-    """A statement that hangs is ended on the server; until one does, the connection is kept."""
-    storage = open_storage(url, SHORT)
-    wait_until(lambda: storage.add_all([IVY]) == [None])
-
-    def is_kept() -> bool:
-        before = sessions()
-        time.sleep(1.1)
-        return storage.add_all([IVY]) == [None] and sessions() == before
-
-    wait_until(is_kept)
-    before_insert(connection, "PERFORM pg_sleep(600);")
-    with pytest.raises(Unavailable, match="PostgreSQL: the server hangs"):
-        storage.add(MONSTERA)
-    wait_until(lambda: not sessions("PgSleep"))
-    connection.execute("DROP TRIGGER acts ON plants")
-    wait_until(lambda: storage.add_all([MONSTERA]) == [None])
+        asked.extend(iter(lambda: listener.accept()[0].close(), 0))
+    assert 0 < len(asked) < requests
 
 
 def test_a_batch_is_sent_again_where_its_connection_is_lost(serve, connection, sessions, pool):
@@ -347,9 +309,8 @@ def test_a_session_that_becomes_read_only_is_left(
     storage.add(MONSTERA)
     storage.add(IVY)
     connection.execute(f"ALTER ROLE {schema} SET {read_only} = on")
-    for look in (lambda: storage.add(Plant(9, "n")), lambda: storage.check(PATIENCE)):
-        with pytest.raises(Unavailable, match="session is read-only"):
-            look()
+    with pytest.raises(Unavailable, match="session is read-only"):
+        storage.check(PATIENCE)
 
 
 # locks
@@ -359,7 +320,6 @@ def test_a_session_that_becomes_read_only_is_left(
     "lock",
     [
         "SELECT FROM plants WHERE id % 2 = 0 FOR UPDATE",
-        "UPDATE plants SET tag = 'held' WHERE id % 2 = 0",
         "INSERT INTO plants SELECT id, 'other' FROM generate_series(0, 198, 2) AS id",
     ],
 )
@@ -384,10 +344,13 @@ def test_plants_whose_rows_are_locked_fail_alone(storage, url, connection, sessi
 @pytest.mark.parametrize("statement", [f"CREATE {TABLE}", "LOCK TABLE plants"])
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout", "no"])
 def test_a_table_that_is_locked_is_waited_for_but_not_for_ever(
-    open_storage, url, connection, pool, statement, setting
+    open_storage, url, connection, sessions, pool, statement, setting
 ):
-    """Somebody makes or alters it. No plant is at fault, whichever limit ends the wait."""
-    limited = f"{url}_limited".replace("options=", f"options=-c{setting}%3D100%20")
+    """Somebody makes or alters it. No plant is at fault, whichever limit ends the wait.
+
+    Who is no longer waited for does not wait on in the server, which has room for so many.
+    """
+    limited = url.replace("options=", f"options=-c{setting}%3D100%20")
     storage, hasty = open_storage(), open_storage(url if setting == "no" else limited, SHORT)
     if "LOCK" in statement:
         storage.check(PATIENCE)
@@ -397,6 +360,7 @@ def test_a_table_that_is_locked_is_waited_for_but_not_for_ever(
         for outcome in hasty.add_all([MONSTERA, IVY]):
             assert isinstance(outcome, Unavailable)
             assert re.search("a lock of the table|due to \\w+ timeout", str(outcome))
+        wait_until(lambda: len(sessions()) - len(sessions("ClientRead")) == 1)
         assert not adding.done()
     adding.result(PATIENCE)
     wait_until(lambda: hasty.add_all([MONSTERA, IVY]) == [None, None])
@@ -413,15 +377,17 @@ REFUSING = {
     "CREATE POLICY known ON plants USING (name NOT LIKE 'secret%')",
     "P0001": "IF NEW.id = 99 THEN RAISE EXCEPTION 'not %', NEW.name; END IF;",
     "it was not stored": "IF NEW.id = 99 THEN RETURN NULL; END IF;",
-    "a trigger or a policy": "IF NEW.id = 99 THEN NEW.id := 1099; END IF;",
 }
+for code in ("08006", "40001", "53100", "55P03", "57014", "HV000"):  # what fails for now
+    failure = f"RAISE EXCEPTION '%', NEW.name USING ERRCODE = '{code}';"
+    REFUSING[f"({code}): PL/pgSQL function act()"] = f"IF NEW.id = 99 THEN {failure} END IF;"
 
 
 @pytest.mark.parametrize("reason", REFUSING)
 def test_a_plant_that_the_database_refuses_fails_alone(
     open_storage, storage, connection, make_role, reason
 ):
-    """It is never taken, and the reason has nothing of it. Others of its batch are stored."""
+    """It is never taken, or not now. The reason has nothing of it; others of its batch are stored."""
     storage.add(Plant(1, "n", "taken"))
     is_trigger = REFUSING[reason].startswith("IF")
     (before_insert if is_trigger else psycopg.Connection.execute)(connection, REFUSING[reason])
@@ -430,60 +396,8 @@ def test_a_plant_that_the_database_refuses_fails_alone(
     for _ in range(2):
         outcomes = storage.add_all([Plant(2, "n"), Plant(99, name, "taken"), Plant(3, "n")])
         refusal = outcomes.pop(1)
-        assert isinstance(refusal, Rejected) and reason in str(refusal)
+        assert type(refusal) is (Blocked if "PL/pgSQL" in reason else Rejected)
+        assert reason in str(refusal)
         assert "secret" not in "".join(traceback.format_exception(refusal))
         assert outcomes == [None] * 2
     storage.check(PATIENCE)
-
-
-CODES = ["08006", "40001", "40P01", "53100", "55P03", "57014", "58030", "72000", "HV000"]
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_a_trigger_that_fails_for_now_fails_the_plants_that_it_acts_on(storage, connection, code):
-    """They may be stored later; others of their batch are, and all is well to a health check."""
-    storage.add(Plant(1, "n"))
-    failure = f"RAISE EXCEPTION '%', NEW.name USING ERRCODE = '{code}';"
-    before_insert(connection, f"IF NEW.id = 7 THEN {failure} END IF;")
-    outcomes = storage.add_all([Plant(6, "n"), Plant(7, "secret"), IVY])
-    refusal = outcomes.pop(1)
-    assert isinstance(refusal, Blocked) and f"({code}): PL/pgSQL function act()" in str(refusal)
-    assert "secret" not in "".join(traceback.format_exception(refusal))
-    assert outcomes == [None] * 2
-    storage.check(PATIENCE)
-
-
-def test_what_could_not_be_serialized_is_tried_again(open_storage, url, connection, sessions, pool):
-    isolated = url.replace("options=", "options=-cdefault_transaction_isolation%3Dserializable%20")
-    storage = open_storage(isolated)
-    storage.check(PATIENCE)
-    connection.execute("CREATE SEQUENCE go; SET session_replication_role = replica")
-    wait = "WHILE (SELECT NOT is_called FROM go) LOOP PERFORM pg_sleep(0.01); END LOOP;"
-    before_insert(connection, wait)
-    adding = pool.submit(storage.add, MONSTERA)
-    wait_until(lambda: sessions("PgSleep"))
-    connection.execute("INSERT INTO plants VALUES (7, 'Monstera'); SELECT nextval('go')")
-    adding.result(PATIENCE)
-
-
-def test_a_trigger_that_refuses_even_nothing_is_for_the_operator(storage, connection):
-    """No client is told that its plant is never taken, and no health check that all is well."""
-    storage.add(MONSTERA)
-    before_insert(connection, "RAISE 'no';", each="STATEMENT")
-    for batch in ([MONSTERA], [MONSTERA, IVY]):
-        assert {type(outcome) for outcome in storage.add_all(batch)} == {NeedsOperator}
-    with pytest.raises(NeedsOperator, match="PostgreSQL: no"):
-        storage.check(PATIENCE)
-
-
-def test_a_column_that_needs_a_value_is_for_the_operator(storage, connection):
-    storage.add(MONSTERA)
-    connection.execute("ALTER TABLE plants ADD height int NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE plants ALTER height DROP DEFAULT")
-    assert {type(outcome) for outcome in storage.add_all([MONSTERA, IVY])} == {NeedsOperator}
-
-
-def test_sqlite_needs_no_psycopg(serve, tmp_path):
-    (tmp_path / "psycopg.py").write_text("raise ImportError")
-    server = serve(DATABASE_URL=f"sqlite:///{tmp_path}/plants.db", PYTHONPATH=str(tmp_path))
-    assert server.post({"id": 7, "name": "Monstera"})[0] == 200

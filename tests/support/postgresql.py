@@ -6,11 +6,9 @@ import itertools
 import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +39,7 @@ def processes_in(folder: Path) -> list[int]:
 
 
 class PostgreSQL:
-    """A server with a folder of its own, that listens on a Unix socket there.
-
-    It trusts everybody, but for a role that is named guest, which needs a password.
-    """
+    """A server with a folder of its own; it trusts everybody, and listens on a socket there."""
 
     def __init__(self, primary: "PostgreSQL | None" = None) -> None:
         """Make a new one, or a standby of a primary."""
@@ -58,8 +53,6 @@ class PostgreSQL:
             self._run("pg_basebackup", *source, "--checkpoint=fast", "--no-sync")
         else:
             self._run("initdb", "-U", USER, "-A", "trust", "-N", "--encoding=UTF8", "--locale=C")
-            rules = self._data / "pg_hba.conf"
-            rules.write_text(f"local all guest scram-sha-256\n{rules.read_text()}")
 
     def _run(self, name: str, *arguments: str) -> None:
         command = [program(name), "-D", self._data, *arguments]
@@ -106,9 +99,9 @@ class PostgreSQL:
         wait_until(lambda: self.execute(show) == [(standbys,)])
         self.execute("CHECKPOINT")  # the process that makes it tells all others
 
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Stop it: SIGINT ends connections, SIGQUIT is a crash of all its processes."""
-        self._process.send_signal(how)
+    def stop(self) -> None:
+        """Stop it, and end its connections."""
+        self._process.send_signal(signal.SIGINT)
         self._process.wait(PATIENCE)
 
     def signal(self, number: signal.Signals) -> None:
@@ -141,12 +134,10 @@ def running_postgresql(*settings: str, primary: PostgreSQL | None = None) -> Ite
 def running_pooler(server: PostgreSQL, name: str) -> Iterator[str]:
     """The URL of a PgBouncer in transaction mode, for a database and a role of that name."""
     folder = Path(tempfile.mkdtemp(prefix="pooler-", dir=server.folder))
-    (folder / "users").write_text(f'"{name}" ""\n')
     (folder / "settings").write_text(
-        f"[databases]\n{name} = host={server.folder}\n"
+        f"[databases]\n{name} = host={server.folder} user={name}\n"
         f"[pgbouncer]\npool_mode = transaction\nunix_socket_dir = {folder}\n"
-        f"auth_type = trust\nauth_file = {folder}/users\n"
-        "listen_addr =\nlisten_port = 6432\nserver_lifetime = 1\ndefault_pool_size = 4\n"
+        "auth_type = any\nlisten_addr =\nlisten_port = 6432\n"
     )
     if OWNER:
         shutil.chown(folder, USER)
@@ -159,26 +150,3 @@ def running_pooler(server: PostgreSQL, name: str) -> Iterator[str]:
     finally:
         pooler.kill()
         pooler.wait(PATIENCE)
-
-
-@contextlib.contextmanager
-def hanging_server() -> Iterator[tuple[str, Callable[[], socket.socket]]]:
-    """The URL of a server that lets anybody in and answers no statement; accepts a connection."""
-    welcome = b"R" + struct.pack("!II", 8, 0)  # the user is who it says
-    said = {"server_encoding": "UTF8", "server_version": "15.0"}
-    said |= {"in_hot_standby": "off", "default_transaction_read_only": "off"}
-    for name, value in said.items():
-        text = f"{name}\0{value}\0".encode()
-        welcome += b"S" + struct.pack("!I", 4 + len(text)) + text
-    welcome += b"K" + struct.pack("!III", 12, 1, 1) + b"Z" + struct.pack("!Ic", 5, b"I")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(PATIENCE)
-
-        def accept() -> socket.socket:
-            connection = server.accept()[0]
-            connection.recv(2**16)
-            connection.sendall(welcome)
-            return connection
-
-        port = server.getsockname()[1]
-        yield f"postgresql://127.0.0.1:{port}/plants?sslmode=disable&gssencmode=disable", accept
