@@ -19,11 +19,6 @@ from tests.support.rows import Row, read_rows
 from tests.support.server import PATIENCE, SHORT, TOKEN, Server
 
 
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Show no dot for a test that passed, so that each file has one line."""
-    return ("passed", "", "PASSED") if report.passed and report.when == "call" else None
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show the figures that tests have recorded by `record_property`."""
     for report in terminalreporter.stats.get("passed", []):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.processes import usage
+from tests.support.processes import memory
 from tests.support.server import HERE, PATIENCE, PATIENT, SHORT, Server, wait_until
 from tests.support.wire import GET, HALF_A_BODY, HEAD, MONSTERA, new_plant, post, receive_answer
 
@@ -97,14 +97,14 @@ def test_more_clients_than_there_is_room_for_keep_nobody_out(serve, connect, kin
     server = serve(PATIENT, "--keep-alive=600", WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == 200
     (worker,) = server.workers(1)
-    before = usage(worker).memory
+    before = memory(worker)
     strangers = [connect(server, data) for _ in range(1500)]
     for _ in range(50):
         for stranger in strangers if more else ():
             send_on(stranger, more)
         assert server.post(new_plant())[0] == 200
     assert server.workers(1) == [worker]
-    assert usage(worker).memory - before < 100  # MiB: a connection may send 64 KiB
+    assert memory(worker) - before < 100  # MiB: a connection may send 64 KiB
 
 
 def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.processes import usage
+from tests.support.processes import memory
 from tests.support.server import PATIENCE, ROOT, SHORT, Server, wait_until
 from tests.support.wire import HALF_A_BODY, MONSTERA, post
 from tests.support.writers import Writers
@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_what_was_stored_or_refused(serve, record_prop
     def store(first: int, end: int) -> list[float]:
         plants = [b'{"id": %d, "name": "Monstera"}' % number for number in range(first, end)]
         assert post_all(server, plants)[b"200"] == end - first
-        return [usage(pid).memory for pid in server.workers()]
+        return list(map(memory, server.workers()))
 
     def refuse() -> list[float]:
         for _ in range(5_000):
@@ -106,7 +106,7 @@ def test_memory_does_not_grow_with_what_was_stored_or_refused(serve, record_prop
         bodies = (b'{"id": %d, "name": 5}', b'{"id": %d, "name": "another"}', b"%d nonsense")
         answers = post_all(server, [body % number for body in bodies for number in range(5_000)])
         assert (answers[b"400"], answers[b"409"]) == (10_000, 5_000)
-        return [usage(pid).memory for pid in server.workers()]
+        return list(map(memory, server.workers()))
 
     store(0, 5_000)
     before, *stages = refuse(), store(5_000, 20_000), refuse()

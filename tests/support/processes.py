@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.support.server import PATIENCE
 
@@ -38,18 +37,7 @@ def open_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-class Usage(NamedTuple):
-    threads: int
-    descriptors: int
-    memory: float  # MiB, with its share of what it has in common with others (PSS)
-    cpu_time: float  # seconds
-
-
-def usage(pid: int | str) -> Usage:
-    """What a process uses now."""
-    process = Path(f"/proc/{pid}")
-    memory = re.search(r"(?m)^Pss: +(\d+) kB", (process / "smaps_rollup").read_text())[1]
-    threads, descriptors = (len(list((process / name).iterdir())) for name in ("task", "fd"))
-    ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
-    cpu_time = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-    return Usage(threads, descriptors, int(memory) / 1024, cpu_time)
+def memory(pid: int) -> float:
+    """The MiB of a process, with its share of what it has in common with others (PSS)."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"(?m)^Pss: +(\d+) kB", rollup)[1]) / 1024

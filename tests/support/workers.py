@@ -1,11 +1,9 @@
-"""Classes for gunicorn's --worker-class and --logger-class: with other limits, or with faults."""
+"""Classes for gunicorn's --worker-class, with other limits."""
 
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn
 
-from access_log import AccessLogger
 from worker import LIMITS, State, Worker
 
 
@@ -48,34 +46,3 @@ class Starting(Worker):
     def init_process(self) -> None:
         """Take longer than any test waits."""
         time.sleep(600)
-
-
-def fail(*_: object, **__: object) -> NoReturn:
-    """Fail, in the place of a method."""
-    raise RuntimeError("a fault made by a test")
-
-
-class FailingHandle(Worker):
-    """Fails when it is to serve a connection."""
-
-    handle = fail
-
-
-class FailingRequest(Worker):
-    """Fails when it is to answer a request."""
-
-    handle_request = fail
-
-
-class FailingError(Worker):
-    """Fails when it is to answer what is not HTTP."""
-
-    handle_error = fail
-
-
-class FailingLogger(AccessLogger):
-    """Fails when it is to write a line of the access log."""
-
-    def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
-        """Write nothing."""
-        fail()
