@@ -83,7 +83,7 @@ def test_a_url_can_have_any_path(open_storage, tmp_path, monkeypatch):
     assert found == {"a.db-wal", "b?#.db-wal", "my data/c.db-wal", "my data/d.db-wal"}
 
 
-FOREIGN = 'is empty, damaged or another program\'s; see "The file is damaged" in docs/data.md'
+FOREIGN = "is empty, damaged or another program's; see docs/data.md"
 NO_DATABASES = {
     "text": (b"Dear diary, " * 1000, r"plants\.db: file is not a database; see|is empty, damaged"),
     "empty": (b"", FOREIGN),

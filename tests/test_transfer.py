@@ -114,7 +114,7 @@ def test_what_can_be_read_of_a_damaged_file_is_dumped(storage, url, database):
         file.write(b"\xff" * 4096)
     status, out, errors = start(*COMMAND, "dump", url)
     assert (status, out.count("\n") >= 90) == (1, True)
-    assert re.fullmatch(r'.*malformed; see "The file is damaged" in docs/data\.md\n', errors)
+    assert re.fullmatch(r".*malformed; see docs/data\.md\n", errors)
 
 
 def test_a_reader_that_goes_away_is_no_error(storage, url):

@@ -1,7 +1,6 @@
 """Other processes, what they use, and another user than the one who runs the tests."""
 
 import multiprocessing
-import os
 import re
 import shutil
 import tempfile
