@@ -98,7 +98,7 @@ def before_insert(connection: psycopg.Connection, statements: str, each: str = "
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("u:SECRET@h/d?sslmode=require&pgbouncer=true", "has no parameter pgbouncer; leave it out"),
+        ("u:SECRET@h/d?sslmode=require&pgbouncer=true", 'query parameter: "pgbouncer"'),
         ("u:p@SECRET@h/d", "percent-encoded"),
         ("u:p/SECRET@h/d", "percent-encoded"),
         ("u:SECRET%@h/d", "percent-encoded"),
