@@ -164,11 +164,11 @@ class PostgreSQLEngine(Engine):
         except psycopg.Error as error:
             # Its traceback is in a cycle, and would keep a connection that timed out open.
             failure = explain(error.with_traceback(None), plants)
-        if not self._connection:  # fail at once for as long as this try took
-            self._failure, self._retry_at = failure, 2 * time.monotonic() - start
-        elif self._connection.closed:  # a pooler has codes of its own
+        if self._connection and self._connection.closed:  # a pooler has codes of its own
             failure = LostConnection(str(failure))
         if isinstance(failure, LostConnection):
+            if not self._connection:  # fail at once for as long as this try took
+                self._failure, self._retry_at = failure, 2 * time.monotonic() - start
             self.close()
         raise failure
 
