@@ -216,16 +216,6 @@ def test_all_plants_of_a_request_share_its_limit(start, engine):
         assert {type(outcome) for outcome in request.result(PATIENCE)} == {Unavailable}
 
 
-def test_who_gave_up_is_gone_from_the_queue(start, engine):
-    """The plant is not stored later behind the client's back; to send it again is a success."""
-    storage = start(wait_limit=0.1)
-    with engine.lock, pytest.raises(Unavailable, match="the storage is busy or hangs"):
-        storage.add(*plants(1))
-    wait_until(lambda: storage.add_all(plants(2)) == [None])
-    assert plants(1) not in engine.batches
-    wait_until(lambda: storage.add_all(plants(1)) == [None])
-
-
 def test_an_error_that_requests_share_does_not_grow(memory, engine):
     """Its traceback would keep all of them in memory."""
     engine.failure = Unavailable("disk full")
