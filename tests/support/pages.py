@@ -11,14 +11,10 @@ PAGES = {page: page.read_text("utf-8") for page in [ROOT / "README.md", *ROOT.gl
 BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")  # its language and its text
 
 
-def blocks(language: str) -> list[str]:
-    """The code blocks in a language, those of README.md first."""
-    return [text for name, text in BLOCK.findall("\n".join(PAGES.values())) if name == language]
-
-
 def block(language: str, beginning: str) -> str:
-    """The first code block in a language that begins so."""
-    return next(text for text in blocks(language) if text.startswith(beginning))
+    """The first code block in a language that begins so; those of README.md come first."""
+    found = BLOCK.findall("\n".join(PAGES.values()))
+    return next(text for name, text in found if name == language and text.startswith(beginning))
 
 
 def command(beginning: str) -> str:
