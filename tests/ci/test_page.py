@@ -4,13 +4,9 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.ci.node import node_modules
-from tests.support.server import ROOT, TOKEN, wait_until
+from tests.support.server import TOKEN, wait_until
 
 
 @contextlib.contextmanager
@@ -98,12 +94,12 @@ def page(browser, server) -> Page:
 
 
 def test_a_plant_is_stored_as_it_was_typed(browser, serve, stored):
-    """All digits of an id; a character that turns text turns nothing around the value."""
+    """All digits of an id; text of digits; what turns text turns nothing around the value."""
     page, name = Page(browser, serve().port), 'it\'s "<b>bold</b>" \\ \u202e; id: x'
-    answer = page.send("200 OK", id="9223372036854775807", name=name, tag="indoor")
+    answer = page.send("200 OK", id="9223372036854775807", name=name, tag="12")
     assert re.search(r"^X-Request-ID: \w+$", answer, re.MULTILINE)
-    assert json.loads(answer[answer.index("{") :]) == {"name": name, "tag": "indoor"}
-    assert stored() == [(2**63 - 1, name, "indoor")]
+    assert json.loads(answer[answer.index("{") :]) == {"name": name, "tag": "12"}
+    assert stored() == [(2**63 - 1, name, "12")]
     isolated = page.run("return [...document.querySelectorAll('bdi')].map((e) => e.textContent)")
     assert isolated.count(" \\\\ \u202e; id: x") == 2
 
@@ -147,35 +143,13 @@ def test_no_answer_is_said(browser, serve):
     assert "safe to send the same plant again" in page.send("No answer")
 
 
-class Proxy(SimpleHTTPRequestHandler):
-    """Sends the files of a folder; the service behind it is away."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_error(502)
-
-
-def test_the_form_follows_the_description(browser, server, tmp_path):
-    """Without one there is no form. What a proxy answers is shown as it is."""
-    _, _, api = server.request("GET", "/openapi.json")
-    properties = api["components"]["schemas"]["Plant"]["properties"]
-    for name, kind in (("height", "number"), ("evergreen", "boolean")):
-        properties[name] = {"type": kind, "description": "Text", "examples": ["x"]}
-    folder = Path(shutil.copytree(ROOT / "static", tmp_path / "static"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Proxy, directory=folder)) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        page = Page(browser, proxy.server_port)
-        assert "openapi.json" in page.text("#unavailable") and not page.text("#form")
-        (folder / "openapi.json").write_text(json.dumps(api))
-        page = Page(browser, proxy.server_port)
-        values = {"id": '7, "tag": 8', "name": "12", "height": "1.50", "evergreen": "true"}
-        assert "<h1>Error response</h1>" in page.send("502", **values)
-        body = '{"id": "7, \\"tag\\": 8", "name": "12", "height": 1.50, "evergreen": true}'
-        assert page.text("#curl").endswith(f"-d '{body}'")
-        proxy.shutdown()
-
-
-def test_without_javascript_it_says_what_is_needed(browser, page):
+def test_without_what_it_needs_it_says_so(browser, page):
+    """That is the description, of which it makes the form, and JavaScript."""
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*openapi.json"]})
+    browser.refresh()
+    wait_until(lambda: "openapi.json" in page.text("#unavailable"))
+    assert not page.text("#form")
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     browser.refresh()
     wait_until(lambda: browser.find_element(By.TAG_NAME, "main").text.endswith("needs JavaScript."))
