@@ -82,8 +82,6 @@ def test_a_rung_prints_what_is_shown(folder: Path, number: int, rung: list[str])
 
 
 def test_one_command_makes_what_the_last_rung_leaves(folder: Path) -> None:
-    """And there is no patch that the page does not have. Ctrl+C ends it, whoever is silent."""
+    """And there is no patch that the page does not have."""
     assert climb(folder, [COPY, *PATCHES]) == climb(folder, LAST)
-    with running(folder, f"cd forty\n{START_COPY}", "8040"):
-        shell(folder, "exec 3<>/dev/tcp/127.0.0.1/8040; printf POST >&3; sleep 30 >&- & sleep 1")
     assert len(PATCHES) == len(list((folder / "docs" / "forty-lines").glob("*.patch")))
