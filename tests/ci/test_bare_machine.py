@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from tests.support.debian import CERTIFICATES, make_machine
 from tests.support.pages import README, block
@@ -26,17 +25,6 @@ ENTER = """
     chroot --userspec=somebody "$0" env -i "$@"
     exit $?  # else chroot would take the place of this shell, which waits for orphans
 """
-
-
-def pinned(requirements: str, python: str) -> set[str]:
-    """The lines that concern a version of Python, as pip freeze prints them, in lower case."""
-    lines = re.findall(r"(?m)^\w[^#\n]*?(?=\s+#|$)", (ROOT / requirements).read_text())
-    pins = [
-        pin
-        for pin in map(Requirement, lines)
-        if not pin.marker or pin.marker.evaluate({"python_version": python})
-    ]
-    return {f"{pin.name}{pin.specifier}".lower() for pin in pins}
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -64,22 +52,19 @@ def on(machine: Path, command: str, **environment: str) -> list[str]:
 def test_the_readme_works_as_it_stands(serve, machine, request):
     """The printed line stores a plant, and the tests for newcomers pass: none needs more.
 
-    What is installed is what is pinned, also what the packages bring, and no more.
+    Also what the packages bring is pinned: nothing is missing if they may bring nothing.
     """
     python = RELEASES[request.node.callspec.params["machine"]]
     start, test = block("sh", "python3 -m venv").strip(), re.search("(?m)^.*/pytest$", README)[0]
-    freeze = on(machine, ".venv/bin/pip check >&2 && .venv/bin/pip freeze")
-    subprocess.run(on(machine, f"{start} --version"), check=True)  # this may take its time
-    pins = pinned("requirements.txt", python)
-    assert set(subprocess.check_output(freeze, text=True).lower().split()) == pins
+    install = f"{start} --version && .venv/bin/pip check"
+    subprocess.run(on(machine, install, PIP_NO_DEPS="1"), check=True)  # this may take its time
     server = serve(command=on(machine, start, PORT=str(free_port())))
     curl = wait_until(lambda: re.search(r"\ncurl (?:.*\n){3}", server.err))[0]
     assert f" Python {python}." in server.err
     answer = subprocess.run(["sh", "-c", curl], stdout=subprocess.PIPE, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
     server.kill()
-    done = subprocess.run(on(machine, test), stdout=subprocess.PIPE, text=True)
+    test = on(machine, f"{test} && .venv/bin/pip check", PIP_NO_DEPS="1")
+    done = subprocess.run(test, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"\d+ passed in ", done.stdout.splitlines()[-1]), done.stdout
-    pins |= pinned("tests/requirements.txt", python)
-    assert set(subprocess.check_output(freeze, text=True).lower().split()) == pins
+    assert re.search(r"\d+ passed in ", done.stdout), done.stdout
