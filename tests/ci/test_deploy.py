@@ -311,21 +311,3 @@ def test_a_container_from_its_build_to_its_backup(serve, tmp_path, request):
     os.kill(int(master), signal.SIGTERM)
     assert server.wait() == 0
     shell(f"! run plants {health} 2>&-")
-
-
-def test_nginx_logs_the_id_of_a_request(serve, tmp_path, request):
-    """With the page's lines, it is the last field; it leads to the line in the service's log."""
-    server, port = serve(), free_port()
-    lines = block("nginx", "log_format").replace("/var/log/nginx", str(tmp_path))
-    site = command("proxy_pass").replace("8000", str(server.port))
-    (tmp_path / "nginx.conf").write_text(
-        f"pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
-        f"http {{\n{lines}server {{ listen 127.0.0.1:{port}; location / {{ {site} }} }}\n}}\n"
-    )
-    nginx = ["nginx", "-c", tmp_path / "nginx.conf"]
-    subprocess.run(nginx, check=True)  # it goes on in the background
-    request.addfinalizer(lambda: subprocess.run([*nginx, "-s", "stop"]))
-    curl = f"curl --silent http://127.0.0.1:{port}/plants"
-    assert json.loads(subprocess.check_output(curl.split()))["error"] == 405
-    (line,) = wait_until((tmp_path / "plants.log").read_text).splitlines()
-    assert line.startswith("127.0.0.1 ") and server.log_line(line.split()[-1])
