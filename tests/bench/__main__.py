@@ -5,7 +5,7 @@ results.md and chart.svg. The servers run on this machine, one at a time and in 
 rounds; only ratios of one run mean something.
 
 `python tests/bench --against COMMIT` runs the service of that commit beside the one in the working
-tree instead, and writes no files. With `--postgresql URL` the service runs on PostgreSQL, too.
+tree instead, and writes no files.
 """
 
 import itertools
@@ -23,7 +23,6 @@ def main() -> None:
     """Measure; print what came of it, and write it down if it is the whole of it."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--against", metavar="COMMIT", help="compare the service with this one")
-    parser.add_argument("--postgresql", metavar="URL", help="its table plants is dropped")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=4, help="of each run")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, help="only these; no files")
@@ -32,12 +31,9 @@ def main() -> None:
     servers = [this_service(), *([service_of(options.against)] if options.against else others())]
     compile_slow_sync()
     results: Results = defaultdict(list)
-    for number, name in itertools.product(range(options.rounds), options.settings or SETTINGS):
-        setting = SETTINGS[name]
+    for number, setting in itertools.product(range(options.rounds), options.settings or SETTINGS):
         for server in servers[:: -1 if number % 2 else 1]:
-            if not setting.postgresql or (options.postgresql and server.kind == "service"):
-                run = measure(server, setting, options.seconds, options.postgresql)
-                results[name, server.title].append(run)
+            results[setting, server.title].append(measure(server, setting, options.seconds))
     text = report(results, options.rounds, options.seconds)
     print(text)
     if not (options.settings or options.against):

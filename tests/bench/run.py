@@ -20,24 +20,11 @@ from servers import HERE, SLOW_SYNC, Server
 TOKEN = "benchmark-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 PATIENCE = 30  # seconds for a server to start
-PEERS_TABLE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"
-
-
-class Setting(NamedTuple):
-    """What a run is like."""
-
-    connections: int = 32
-    slow: bool = False
-    postgresql: bool = False
-
-
-SETTINGS = {
-    "1 connection": Setting(connections=1),
-    "32 connections": Setting(),
-    "128 connections": Setting(connections=128),
-    "slow disk": Setting(slow=True),
-    "PostgreSQL": Setting(postgresql=True),
-}
+PEERS_TABLE = """
+    PRAGMA journal_mode = WAL;
+    CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"""
+SLOW_DISK = "slow disk"
+SETTINGS = {"1 connection": 1, "32 connections": 32, "128 connections": 128, SLOW_DISK: 32}
 
 
 class Run(NamedTuple):
@@ -50,44 +37,43 @@ class Run(NamedTuple):
     start: float
 
 
-def measure(server: Server, setting: Setting, seconds: int, postgresql: str | None) -> Run:
+def measure(server: Server, setting: str, seconds: int) -> Run:
     """Post to the server for some seconds, kill it, and see that each 200 is a row.
 
     The clients end without waiting for the last answer on each connection, so there may be a few
     more rows: at most one for each connection, and one of the connection that wrk tries out first.
     """
+    connections = SETTINGS[setting]
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # /tmp may be in memory
-        url = f"sqlite:///{folder}/plants.db"
-        if setting.postgresql:
-            url = postgresql
-            query(url, "DROP TABLE IF EXISTS plants")
-        elif server.kind == "peer":
-            query(url, "PRAGMA journal_mode = WAL")
-            query(url, PEERS_TABLE)
-        with running(server, url, setting.slow, Path(folder, "log")) as (group, address, start):
-            told = post(address, setting.connections, seconds)
+        file = Path(folder, "plants.db")
+        if server.kind == "peer":
+            sqlite3.connect(file).executescript(PEERS_TABLE).connection.close()
+        with running(server, file, setting == SLOW_DISK) as (group, address, start):
+            told = post(address, connections, seconds)
             memory = memory_of(group)
-        rows = int(query(url, "SELECT count(*) FROM plants"))
-    stored = told["answers"] - told["refused"]
-    extra = 0 if server.kind == "ceiling" else rows - 1 - stored
-    print(f"{server.title}, {setting}: {told}, {extra} more rows", flush=True)
-    if not 0 <= extra <= setting.connections + 1 + told["refused"]:
-        sys.exit("not each 200 is a row")
+        print(f"{server.title}, {setting}: {told}", flush=True)
+        stored = told["answers"] - told["refused"]
+        if server.kind != "ceiling":
+            with contextlib.closing(sqlite3.connect(file)) as connection:
+                (rows,) = connection.execute("SELECT count(*) - 1 FROM plants").fetchone()
+            if not 0 <= rows - stored <= connections + 1 + told["refused"]:
+                sys.exit(f"not each 200 is a row: there are {rows}")
     return Run(stored / told["seconds"], told["p50"], told["p99"], memory, start)
 
 
 @contextlib.contextmanager
-def running(server: Server, url: str, slow: bool, log: Path) -> Iterator[tuple[int, str, float]]:
+def running(server: Server, file: Path, slow: bool) -> Iterator[tuple[int, str, float]]:
     """Run a server; give its process group, its address, and how many seconds its start took."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     command = [server.program, *server.options.replace("PORT", port).split()]
-    environment = os.environ | {"DATABASE_URL": url, "PLANTS_TOKENS": TOKEN, "WEB_CONCURRENCY": "2"}
+    environment = os.environ | {"PLANTS_TOKENS": TOKEN, "WEB_CONCURRENCY": "2"}
+    environment["DATABASE_URL"] = f"sqlite:///{file}"
     if slow:
         library = os.path.relpath(SLOW_SYNC, server.folder)  # as LD_PRELOAD ends at a space
         environment |= {"LD_PRELOAD": library, "SYNC_WAITS": library}
     begin, address = time.monotonic(), f"http://127.0.0.1:{port}"
-    with log.open("wb") as out:
+    with (log := file.with_name("log")).open("wb") as out:
         process = subprocess.Popen(
             command, cwd=server.folder, env=environment, stdout=out, stderr=out, process_group=0
         )
@@ -127,12 +113,3 @@ def memory_of(group: int) -> float:
             if os.getpgid(int(folder.name)) == group:
                 total += int((folder / "smaps_rollup").read_text().partition("Pss:")[2].split()[0])
     return total / 1024
-
-
-def query(url: str, statement: str) -> str:
-    """Execute a statement on a database; return what it gives, if that is one value."""
-    if not url.startswith("sqlite:///"):
-        return subprocess.check_output(["psql", url, "-qAtc", statement], text=True)
-    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-        row = connection.execute(statement).fetchone()
-        return str(row[0]) if row else ""
