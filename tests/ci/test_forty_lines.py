@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import ROOT, free_port
+from tests.support.server import ROOT, Server, free_port, wait_until
 
 PAGE = (ROOT / "docs" / "forty-lines.md").read_text("utf-8")
 PARTS = [part for part in re.split("(?m)^## ", PAGE) if "\n```" in part]
@@ -38,16 +38,15 @@ def shell(folder: Path, commands: str) -> str:
 @contextlib.contextmanager
 def running(folder: Path, command: str, number: str) -> Iterator[None]:
     """Start one of both, and end it with Ctrl+C, which takes less than gunicorn's 30 seconds."""
-    bind = f"export GUNICORN_CMD_ARGS='--bind 127.0.0.1:{PORTS[number]}'"
-    typed = f"exec >{number}.log 2>&1\n{bind}\n" + re.sub(rf"--bind \S+{number}", "", command)
-    process = subprocess.Popen(["bash", "-c", typed], cwd=folder, start_new_session=True)
-    try:
-        shell(folder, f"until curl -s http://127.0.0.1:{number}; do sleep 0.1; done")
+    bind = f"--bind 127.0.0.1:{PORTS[number]}"
+    bash = ["bash", "-c", f"cd '{folder}'\n" + re.sub(rf"--bind \S+{number}", "", command)]
+    variables = {"GUNICORN_CMD_ARGS": bind, "DATABASE_URL": None}
+    with Server(folder.parent, command=bash, **variables) as server:
+        server.may_fail = True
+        wait_until(lambda: shell(folder, f"curl -s http://127.0.0.1:{number}"))
         yield
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(20)
-    finally:
-        shell(folder, f"kill -9 -{process.pid} 2>&-")
+        os.killpg(server.process.pid, signal.SIGINT)
+        server.process.wait(20)
 
 
 @pytest.fixture(scope="module")
