@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engines import Conflict, NeedsOperator, Rejected, Unavailable
-from engines.sqlite import APPLICATION_ID, WAL_LIMIT
+from engines.sqlite import APPLICATION_ID, SCHEMA, WAL_LIMIT
 from plant import Plant
 from tests.support.locks import lock_held, locked
 from tests.support.processes import run_in_processes
@@ -221,6 +221,22 @@ def test_what_is_wrong_for_all_plants_is_for_an_operator(storage, database, made
             storage.check(PATIENCE)
     execute(database, undone)
     storage.add(TWO)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "plant", "outcome"),
+    [("PRIMARY KEY", Plant(1, "two"), Conflict), ("NOT NULL UNIQUE", Plant(2, "one"), Rejected)],
+)
+def test_a_table_that_replaces_rows_replaces_no_plant(
+    storage, database, constraint, plant, outcome
+):
+    storage.add(ONE)
+    old, new = constraint.removesuffix(" UNIQUE"), f"{constraint} ON CONFLICT REPLACE"
+    script = SCHEMA.partition("BEGIN;")[2].replace(old, new)
+    execute(database, f"BEGIN; DROP TABLE plants; {script}")
+    outcomes = [storage.add_all([each])[0] for each in (ONE, plant, Plant(3, "three"))]
+    assert [each and type(each) for each in outcomes] == [None, outcome, None]
+    assert list(storage.rows()) == [ONE, Plant(3, "three")]
 
 
 def test_a_text_that_is_not_utf_8_is_a_conflict_for_its_id_alone(storage, database):

@@ -313,3 +313,23 @@ def test_a_container_from_its_build_to_its_backup(serve, tmp_path, request):
     os.kill(int(master), signal.SIGTERM)
     assert server.wait() == 0
     shell(f"! run plants {health} 2>&-")
+
+
+def test_nginx_logs_the_id_of_a_request(serve, tmp_path):
+    """With the page's lines, it is the last field; it leads to the line in the service's log."""
+    server, port = serve(), free_port()
+    lines = block("nginx", "log_format").replace("/var/log/nginx", str(tmp_path))
+    site = command("proxy_pass").replace("8000", str(server.port))
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
+        f"http {{\n{lines}server {{ listen 127.0.0.1:{port}; location / {{ {site} }} }}\n}}\n"
+    )
+    nginx = subprocess.Popen(["nginx", "-c", tmp_path / "nginx.conf"])
+    try:
+        curl = f"curl --silent --retry 9 --retry-connrefused http://127.0.0.1:{port}/plants"
+        assert json.loads(subprocess.check_output(curl.split()))["error"] == 405
+        (line,) = wait_until((tmp_path / "plants.log").read_text).splitlines()
+        assert line.startswith("127.0.0.1 ") and server.log_line(line.split()[-1])
+    finally:
+        nginx.terminate()
+        nginx.wait(PATIENCE)
