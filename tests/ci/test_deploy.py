@@ -332,4 +332,4 @@ def test_nginx_logs_the_id_of_a_request(serve, tmp_path):
         assert line.startswith("127.0.0.1 ") and server.log_line(line.split()[-1])
     finally:
         nginx.terminate()
-        nginx.wait(PATIENCE)
+        nginx.wait(60)
