@@ -1,7 +1,6 @@
 """The packages from npm that tests/ci uses, in the versions that package.json pins."""
 
 import functools
-import os
 import shutil
 import subprocess
 import sys
@@ -9,10 +8,6 @@ from pathlib import Path
 
 FOLDER = Path(sys.prefix) / "npm"  # kept with the virtual environment: installing takes a minute
 MODULES = FOLDER / "node_modules"
-ENVIRONMENT = {
-    **os.environ,
-    "PATH": f"{Path(sys.executable).parent}:{MODULES}/.bin:{os.environ['PATH']}",
-}
 
 
 @functools.cache
@@ -21,5 +16,5 @@ def node_modules() -> Path:
     FOLDER.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).with_name("package.json"), FOLDER)
     command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
-    subprocess.run(command, check=True, cwd=FOLDER, env=ENVIRONMENT)
+    subprocess.run(command, check=True, cwd=FOLDER)
     return MODULES
