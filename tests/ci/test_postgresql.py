@@ -1,8 +1,8 @@
 """The storage on PostgreSQL: tables that can't be used, servers that are away, locks, triggers."""
 
-import itertools
 import random
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,28 +29,19 @@ from tests.test_storage import (  # noqa: F401
 )
 
 SHORT = 4.0  # seconds; a wait limit that leaves the engine one second for a batch
-NUMBERS = itertools.count()
 MONSTERA, IVY = Plant(7, "Monstera"), Plant(8, "Ivy")
 TABLE = "TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
 
 
 @pytest.fixture
-def schema() -> str:
-    """The name of the schema that a test has for itself, and of its role and its connections."""
-    return f"test_{next(NUMBERS)}"
-
-
-@pytest.fixture
-def url(postgresql: PostgreSQL, schema: str) -> str:
-    """The URL of a database, where the test finds the table in its own schema."""
-    postgresql.execute(f"CREATE SCHEMA {schema}")
-    return f"{postgresql.url()}&options=-csearch_path%3D{schema}&application_name={schema}"
+def url(postgresql_url: str) -> str:
+    return postgresql_url
 
 
 @pytest.fixture
 def connection(url: str) -> Iterator[psycopg.Connection]:
     """A connection of another program."""
-    with psycopg.connect(f"{url}_other", autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         yield connection
 
 
@@ -62,25 +53,19 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def sessions(postgresql: PostgreSQL, schema: str) -> Callable[..., list[int]]:
+def sessions(postgresql: PostgreSQL, connection: psycopg.Connection) -> Callable[..., list[int]]:
     """Finds the server's processes for the service, all or those that wait for an event."""
-    query = f"SELECT pid, wait_event FROM pg_stat_activity WHERE application_name = '{schema}'"
+    query = "SELECT pid, wait_event FROM pg_stat_activity WHERE application_name = 'plants' "
+    query += f"AND datname = '{connection.info.dbname}'"
     return lambda *wanted: [pid for pid, *has in postgresql.execute(query) if {*wanted} <= {*has}]
 
 
 @pytest.fixture
-def make_role(connection: psycopg.Connection, schema: str, url: str) -> Callable[[str], str]:
-    """Makes a role with rights to the table, or none; returns the URL with it."""
-
-    def make_role(rights: str) -> str:
-        connection.execute(
-            f"CREATE ROLE {schema} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {schema}"
-        )
-        if rights:
-            connection.execute(f"GRANT {rights} ON plants TO {schema}")
-        return url.replace("user=postgres", f"user={schema}")
-
-    return make_role
+def role(connection: psycopg.Connection) -> str:
+    """A role that has no rights yet."""
+    name = f"{connection.info.dbname}_role"
+    connection.execute(f"CREATE ROLE {name} LOGIN")
+    return name
 
 
 def before_insert(connection: psycopg.Connection, statements: str, each: str = "ROW") -> None:
@@ -112,13 +97,14 @@ def test_what_is_wrong_in_a_url_is_told_without_a_part_of_the_password(url, word
 
 
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
-def test_a_url_is_what_libpq_takes(open_storage, connection, schema, url, tmp_path, scheme):
-    """Either scheme, several hosts of which one answers, parameters, a schema of any name."""
-    name = f'"%s{{0}}%(rows)s""{{table}}{schema}"'
+def test_a_url_is_what_libpq_takes(open_storage, connection, url, tmp_path, scheme):
+    """Either scheme, any password and schema, several hosts of which one answers, parameters."""
+    name = '"%s{0}%(rows)s""{table}"'
     connection.execute(f"CREATE SCHEMA {name}".encode())
-    url = url.replace("?host=", f"?host={tmp_path},").replace(f"%3D{schema}", f"%3D{quote(name)}")
-    url = url.replace("postgresql:", scheme)
-    storage = open_storage(f"{url}&client_encoding=LATIN1&connect_timeout=10")
+    several = url.replace("?host=", f"?host={tmp_path},")
+    several = several.replace("postgresql://", f"{scheme}//postgres:a?b@")
+    options = f"options=-csearch_path%3D{quote(name)}&client_encoding=LATIN1&connect_timeout=10"
+    storage = open_storage(f"{several}&{options}")
     storage.add(Plant(7, "🌵"))
     assert list(storage.rows()) == [Plant(7, "🌵")]
 
@@ -142,21 +128,20 @@ def test_a_database_or_a_host_that_can_not_be_is_refused(serve, postgresql):
 
 
 def test_missing_rights_are_refused_and_no_others_are_needed(
-    open_storage, storage, connection, schema, make_role
+    open_storage, storage, connection, url, role
 ):
     """A health check finds out, also while there is no table, or an empty one."""
-    as_role = open_storage(make_role(""))
+    as_role = open_storage(f"{url}&user={role}")
     with pytest.raises(NeedsOperator, match=r"denied for schema .*or to create it: CREATE TABLE"):
         as_role.check(PATIENCE)
     storage.check(PATIENCE)
     rights = ("SELECT", "INSERT", "UPDATE")
     for missing in rights:
-        given = ", ".join({*rights} - {missing})
-        connection.execute(f"GRANT {given} ON plants TO {schema}")
+        connection.execute(f"GRANT {', '.join({*rights} - {missing})} ON plants TO {role}")
         with pytest.raises(NeedsOperator, match=r"denied for table .*needs SELECT, INSERT and UPD"):
             as_role.check(PATIENCE)
-        connection.execute(f"REVOKE ALL ON plants FROM {schema}")
-    connection.execute(f"GRANT {', '.join(rights)} ON plants TO {schema}")
+        connection.execute(f"REVOKE ALL ON plants FROM {role}")
+    connection.execute(f"GRANT {', '.join(rights)} ON plants TO {role}")
     as_role.check(PATIENCE)
     as_role.add(MONSTERA)
 
@@ -177,11 +162,12 @@ def test_a_table_may_have_more_columns(storage, connection, sessions):
 
 
 def test_a_dump_needs_the_right_to_read_alone_and_leaves_out_nothing(
-    open_storage, storage, connection, make_role
+    open_storage, storage, connection, url, role
 ):
     """Where a policy hides rows it fails, as pg_dump does."""
     storage.add(MONSTERA)
-    reader = open_storage(make_role("SELECT"))
+    connection.execute(f"GRANT SELECT ON plants TO {role}")
+    reader = open_storage(f"{url}&user={role}")
     assert list(reader.rows()) == [MONSTERA]
     connection.execute("ALTER TABLE plants ENABLE ROW LEVEL SECURITY")
     with pytest.raises(NeedsOperator, match="affected by row-level security"):
@@ -194,8 +180,8 @@ def test_every_commit_waits_for_disks(open_storage, storage, url, connection):
     default = "current_setting('synchronous_commit')"
     connection.execute(f"ALTER TABLE plants ADD setting text DEFAULT {default}")
     for number, setting in enumerate(["off", "local", "remote_write", "on", "remote_apply"]):
-        other = url.replace("options=", f"options=-csynchronous_commit%3D{setting}%20")
-        open_storage(other).add(Plant(number, "n"))
+        other = open_storage(f"{url}&options=-csynchronous_commit%3D{setting}")
+        other.add(Plant(number, "n"))
     rows = connection.execute("SELECT setting FROM plants ORDER BY id").fetchall()
     assert rows == [("on",)] * 4 + [("remote_apply",)]
 
@@ -223,19 +209,16 @@ SHADOWS = """
     LOOP BEGIN EXECUTE 'CREATE ' || shadow; EXCEPTION WHEN OTHERS THEN END; END LOOP; END $do$"""
 
 
-def test_no_code_of_other_roles_is_run(open_storage, postgresql, schema):
+def test_no_code_of_other_roles_is_run(open_storage, connection, url, role):
     """Who may create in a schema of the search path does not get its code run as the service."""
-    url = postgresql.new_url()
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE ROLE {schema}; GRANT CREATE ON SCHEMA public TO {schema}")
-        connection.execute(f"SET ROLE {schema}; {SHADOWS}")
-        for plant in (MONSTERA, IVY):  # the table is created, and found
-            storage = open_storage(f"{url}&options=-csearch_path%3Dpublic,pg_catalog")
-            storage.check(PATIENCE)
-            outcomes = storage.add_all([MONSTERA, plant, Plant(7, "other")])
-            assert outcomes[:2] == [None] * 2 and isinstance(outcomes[2], Conflict)
-        assert list(storage.rows()) == [MONSTERA, IVY]
-        assert connection.execute("SELECT is_called FROM public.uses").fetchone() == (False,)
+    connection.execute(f"GRANT CREATE ON SCHEMA public TO {role}; SET ROLE {role}; {SHADOWS}")
+    for plant in (MONSTERA, IVY):  # the table is created, and found
+        storage = open_storage(f"{url}&options=-csearch_path%3Dpublic,pg_catalog")
+        storage.check(PATIENCE)
+        outcomes = storage.add_all([MONSTERA, plant, Plant(7, "other")])
+        assert outcomes[:2] == [None] * 2 and isinstance(outcomes[2], Conflict)
+    assert list(storage.rows()) == [MONSTERA, IVY]
+    assert connection.execute("SELECT is_called FROM public.uses").fetchone() == (False,)
 
 
 # servers that are away, or hang
@@ -278,6 +261,19 @@ def test_a_server_that_never_answers_is_not_asked_by_each_request(open_storage, 
     assert 0 < len(asked) < requests
 
 
+def test_each_batch_has_a_deadline_of_its_own(open_storage, url, sessions):
+    """A connection is kept for longer than a batch may take."""
+    storage = open_storage(url, SHORT)
+
+    def is_kept() -> bool:
+        before, end = sessions(), time.monotonic() + 1.1
+        while time.monotonic() < end:
+            storage.add_all([IVY])
+        return bool(before) and before == sessions()
+
+    wait_until(is_kept)
+
+
 def test_a_batch_is_sent_again_where_its_connection_is_lost(serve, connection, sessions, pool):
     """What became of it is unknown, and does not matter. Other requests are served meanwhile."""
     server = serve(WEB_CONCURRENCY="1")
@@ -294,17 +290,16 @@ def test_a_batch_is_sent_again_where_its_connection_is_lost(serve, connection, s
     assert "AdminShutdown (57P01)" in server.err and "connecting again" in server.err
 
 
-def test_a_session_that_becomes_read_only_is_left(
-    open_storage, storage, connection, schema, make_role
-):
+def test_a_session_that_becomes_read_only_is_left(open_storage, storage, connection, url, role):
     """Another one may take writes; while none does, as on a standby, nothing is available."""
     storage.check(PATIENCE)
     read_only = "default_transaction_read_only"
     before_insert(connection, f"PERFORM set_config('{read_only}', 'on', false);")
-    storage = open_storage(make_role("SELECT, INSERT, UPDATE"))
+    connection.execute(f"GRANT ALL ON plants TO {role}")
+    storage = open_storage(f"{url}&user={role}")
     storage.add(MONSTERA)
     storage.add(IVY)
-    connection.execute(f"ALTER ROLE {schema} SET {read_only} = on")
+    connection.execute(f"ALTER ROLE {role} SET {read_only} = on")
     with pytest.raises(Unavailable, match="session is read-only"):
         storage.check(PATIENCE)
 
@@ -326,7 +321,8 @@ def test_plants_whose_rows_are_locked_fail_alone(storage, url, connection, sessi
     """
     plants = [Plant(number, "n") for number in range(200)]
     storage.add_all(plants[1::2] if "INSERT" in lock else plants)
-    with psycopg.connect(url) as other, connection.transaction(force_rollback=True):
+    other = psycopg.connect(f"{url}&application_name=plants")
+    with other, connection.transaction(force_rollback=True):
         connection.execute(lock)
         waiting = pool.submit(other.execute, "SELECT FROM plants WHERE id = 0 FOR UPDATE")
         wait_until(lambda: waiting.done() or sessions("transactionid"))
@@ -338,7 +334,7 @@ def test_plants_whose_rows_are_locked_fail_alone(storage, url, connection, sessi
 
 
 @pytest.mark.parametrize("statement", [f"CREATE {TABLE}", "LOCK TABLE plants"])
-@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout", "no"])
+@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout", "work_mem"])
 def test_a_table_that_is_locked_is_waited_for_but_not_for_ever(
     open_storage, url, connection, sessions, pool, statement, setting
 ):
@@ -346,8 +342,8 @@ def test_a_table_that_is_locked_is_waited_for_but_not_for_ever(
 
     Who is no longer waited for does not wait on in the server, which has room for so many.
     """
-    limited = url.replace("options=", f"options=-c{setting}%3D100%20")
-    storage, hasty = open_storage(), open_storage(url if setting == "no" else limited, SHORT)
+    storage = open_storage()
+    hasty = open_storage(f"{url}&options=-c{setting}%3D100", SHORT)
     if "LOCK" in statement:
         storage.check(PATIENCE)
     with connection.transaction():
@@ -381,13 +377,14 @@ for code in ("08006", "40001", "53100", "55P03", "57014", "HV000"):  # what fail
 
 @pytest.mark.parametrize("reason", REFUSING)
 def test_a_plant_that_the_database_refuses_fails_alone(
-    open_storage, storage, connection, make_role, reason
+    open_storage, storage, connection, url, role, reason
 ):
     """It is never taken, or not now; the reason has nothing of it. Others are stored."""
     storage.add(Plant(1, "n", "taken"))
     is_trigger = REFUSING[reason].startswith("IF")
     (before_insert if is_trigger else psycopg.Connection.execute)(connection, REFUSING[reason])
-    storage = open_storage(make_role("SELECT, INSERT, UPDATE"))
+    connection.execute(f"GRANT ALL ON plants TO {role}")
+    storage = open_storage(f"{url}&user={role}")
     name = f"secret{random.randbytes(5000).hex()}"  # too long for an index
     for _ in range(2):
         outcomes = storage.add_all([Plant(2, "n"), Plant(99, name, "taken"), Plant(3, "n")])
