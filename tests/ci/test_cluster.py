@@ -1,5 +1,7 @@
 """PostgreSQL with standbys, and behind PgBouncer: every plant that was answered for is there."""
 
+import http.client
+import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,9 +18,25 @@ from tests.support.writers import Writers
 MONSTERA = Plant(7, "Monstera")
 
 
+class Rivals(Writers):
+    """Clients that post plants with the same ids and different names, all the time."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.told: set[tuple[int, str, int]] = set()
+
+    def write(self, client: http.client.HTTPConnection) -> None:
+        """Post one plant, whatever the answer is."""
+        number, name = random.randrange(400), random.choice("abc")
+        self.told.add((number, name, self.post(client, {"id": number, "name": name})))
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fail_over_loses_nothing(serve, how):
-    """The service goes on, not restarted; a server that gives no answers is given up."""
+    """The service goes on, not restarted; a server that gives no answers is given up.
+
+    Of each id one plant gets 200s and all others 409, before and after, and that plant is stored.
+    """
     quick = "fsync=off"  # all processes of a server end, the machine goes on
     with (
         running_postgresql(quick) as primary,
@@ -29,7 +47,7 @@ def test_a_fail_over_loses_nothing(serve, how):
         wait_until(lambda: primary.execute(state) == [("sync",)])
         hosts = f"{primary.folder},{standby.folder}"
         server = serve(DATABASE_URL=f"postgresql:///postgres?host={hosts}&user=postgres")
-        with Writers(server.port) as writers:
+        with Writers(server.port) as writers, Rivals(server.port) as rivals:
             assert writers.goes_on(100)
             primary.signal(how)
             failed = writers.answers[503]
@@ -38,7 +56,10 @@ def test_a_fail_over_loses_nothing(serve, how):
             assert writers.goes_on(100)
         stored = read_names(standby.url())
         assert writers.acknowledged.items() <= stored.items()
-        assert writers.answers.keys() == {200, 503} and not writers.failures
+        for number, name, status in rivals.told:
+            assert status in (503, 200 if stored.get(number) == name else 409)
+        assert (rivals.answers | writers.answers).keys() == {200, 409, 503}
+        assert not writers.failures and not rivals.failures
 
 
 @pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
