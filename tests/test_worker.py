@@ -217,11 +217,15 @@ def test_who_is_late_is_cut_off(short):
         idle.sendall(request)
         for client, half in zip(clients, told, strict=True):
             client.sendall(half)
-        while not all(map(is_cut, clients)):
+
+        def are_cut() -> bool:
             for piece in (request[:7], request[7:-9], request[-9:]):
                 busy.sendall(piece)
                 time.sleep(0.01)
             assert statuses(receive_answer(busy)) == [200]
+            return all(map(is_cut, clients))
+
+        wait_until(are_cut)
         busy.sendall(request + HALF_A_BODY)
         assert statuses(receive(busy)) == [200, 408]
         for client, is_told in zip(clients, told.values(), strict=True):
