@@ -3,7 +3,6 @@
 A machine is a folder made by debootstrap, in which an ordinary user works. It takes root.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.debian import CERTIFICATES, make_machine
+from tests.support.debian import make_machine
 from tests.support.pages import README, block
 from tests.support.server import PATIENCE, ROOT, free_port, wait_until
 
 RELEASES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}  # and their Pythons
-REGISTRY = ("PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "http_proxy", "https_proxy", "no_proxy")
 IGNORED = shutil.ignore_patterns(".git", ".venv", ".node", ".*_cache", "__pycache__", "*.db*")
 ENTER = """
     mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm"
@@ -41,9 +39,8 @@ def machine(tmp_path_factory, request) -> Iterator[Path]:
 
 def on(machine: Path, command: str, **environment: str) -> list[str]:
     """Return the command line that runs a command there; it ends all that is begun there."""
-    settings = {"HOME": "/home/somebody", "PATH": "/usr/bin:/bin", "PIP_CERT": f"/{CERTIFICATES}"}
-    settings |= {name: os.environ[name] for name in REGISTRY if name in os.environ}
-    variables = [f"{name}={value}" for name, value in {**settings, **environment}.items()]
+    settings = {"HOME": "/home/somebody", "PATH": "/usr/bin:/bin", **environment}
+    variables = [f"{name}={value}" for name, value in settings.items()]
     enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER]
     command = f"cd '/home/somebody/plant store' && {command}"
     return [*enter, str(machine), *variables, "sh", "-c", command]

@@ -1,6 +1,5 @@
 """docs/exercises/field.patch is a solution of the first exercise in docs/code.md."""
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -9,8 +8,6 @@ import sys
 import psycopg
 import pytest
 
-from plant import Plant
-from start import get_storage
 from tests.support.pages import block
 from tests.support.server import HERE, ROOT
 
@@ -26,10 +23,9 @@ def test_a_plant_may_have_a_number_a_boolean_and_an_integer(serve, tmp_path, req
     """Each is stored, answered, compared, dumped and loaded, beside plants of an older version."""
     copy, url = tmp_path / "copy", request.getfixturevalue(engine)
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "plants.db*", "tests"))
-    patch = "patch -p1 --fuzz=0 -i docs/exercises/field.patch"
-    subprocess.run(patch.split(), cwd=copy, check=True)
-    with contextlib.closing(get_storage(url)) as storage:
-        storage.add(Plant(**OLD))
+    transfer, there = f"'{sys.executable}' transfer.py", "sqlite:///elsewhere.db"
+    begin = f"{transfer} load '{url}' && patch -p1 --fuzz=0 -i docs/exercises/field.patch"
+    subprocess.run(begin, shell=True, cwd=copy, check=True, text=True, input=json.dumps(OLD))
     if engine == "postgresql_url":
         with psycopg.connect(url) as connection:
             connection.execute(block("sql", "ALTER TABLE plants ADD"))
@@ -39,7 +35,6 @@ def test_a_plant_may_have_a_number_a_boolean_and_an_integer(serve, tmp_path, req
         assert (status, {"id": plant["id"], **answer}) == (200, plant)
     assert [server.post({**PLANT, **change})[0] for change in CHANGES] == [409] * len(CHANGES)
     assert [server.post({**PLANT, **each})[0] for each in MISTAKES] == [400] * len(MISTAKES)
-    transfer, there = f"'{sys.executable}' transfer.py", "sqlite:///elsewhere.db"
     move = f"{transfer} dump '{url}' | {transfer} load {there} && {transfer} dump {there}"
     printed = subprocess.check_output(move, shell=True, cwd=copy, text=True)
     assert printed.splitlines() == ["3 stored, 0 refused", *map(json.dumps, (OLD, PLANT, OTHER))]
