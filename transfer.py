@@ -69,6 +69,8 @@ def main() -> None:
                 dump(storage)
             elif not load(storage):
                 sys.exit(1)
+    except BrokenPipeError:  # dump | head
+        pass
     except (OSError, Unavailable) as error:
         sys.exit(str(error))
 
