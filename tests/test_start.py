@@ -68,6 +68,7 @@ WRONG = {  # settings, and a part of the one line that says what to do
     "PORT must be a number from 1 to 65535, not ''": {"PORT": ""},
     "PORT must be a number from 1 to 65535, not '65536'": {"PORT": "65536"},
     "--preload is not possible here, leave it out": {"GUNICORN_CMD_ARGS": "--preload"},
+    "--statsd-host is not": {"GUNICORN_CMD_ARGS": "--statsd-host=h:1"},
     "--access-logformat is not": {"GUNICORN_CMD_ARGS": "--access-logformat=%(h)s"},
 }
 

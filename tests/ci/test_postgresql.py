@@ -1,5 +1,6 @@
 """The storage on PostgreSQL: tables that can't be used, servers that are away, locks, triggers."""
 
+import itertools
 import random
 import re
 import time
@@ -28,13 +29,17 @@ from tests.test_storage import (  # noqa: F401
 )
 
 SHORT = 4.0  # seconds; a wait limit that leaves the engine one second for a batch
+NUMBERS = itertools.count()
 MONSTERA, IVY = Plant(7, "Monstera"), Plant(8, "Ivy")
 TABLE = "TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
 
 
 @pytest.fixture
-def url(postgresql_url: str) -> str:
-    return postgresql_url
+def url(postgresql: PostgreSQL) -> str:
+    """The URL of a database with the schema and the user that a test has for itself."""
+    name = f"test_{next(NUMBERS)}"
+    postgresql.execute(f"CREATE ROLE {name} SUPERUSER LOGIN; CREATE SCHEMA AUTHORIZATION {name}")
+    return f"{postgresql.url()}&user={name}"
 
 
 @pytest.fixture
@@ -55,15 +60,16 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def sessions(postgresql: PostgreSQL, connection: psycopg.Connection) -> Callable[..., list[int]]:
     """Finds the server's processes for the service, all or those that wait for an event."""
     query = "SELECT pid, wait_event FROM pg_stat_activity WHERE application_name = 'plants' "
-    query += f"AND datname = '{connection.info.dbname}'"
+    query += f"AND usename = '{connection.info.user}'"
     return lambda *wanted: [pid for pid, *has in postgresql.execute(query) if {*wanted} <= {*has}]
 
 
 @pytest.fixture
 def role(connection: psycopg.Connection) -> str:
-    """A role that has no rights yet."""
-    name = f"{connection.info.dbname}_role"
-    connection.execute(f"CREATE ROLE {name} LOGIN")
+    """A role that looks into the test's schema, and has no rights to a table."""
+    user, name = connection.info.user, f"{connection.info.user}_role"
+    connection.execute(f"CREATE ROLE {name} LOGIN; GRANT USAGE ON SCHEMA {user} TO {name}")
+    connection.execute(f"ALTER ROLE {name} SET search_path = {user}")
     return name
 
 
@@ -82,7 +88,7 @@ def before_insert(connection: psycopg.Connection, statements: str) -> None:
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
 def test_a_url_is_what_libpq_takes(open_storage, connection, url, tmp_path, scheme):
     """Either scheme, any password and schema, several hosts of which one answers, parameters."""
-    name = '"%s{0}%(rows)s""{table}"'
+    name = f'"{connection.info.user}%s{{0}}%(rows)s""{{table}}"'
     connection.execute(f"CREATE SCHEMA {name}".encode())
     several = url.replace("?host=", f"?host={tmp_path},")
     several = several.replace("postgresql://", f"{scheme}//postgres:a?b@")
@@ -192,16 +198,18 @@ SHADOWS = """
     LOOP BEGIN EXECUTE 'CREATE ' || shadow; EXCEPTION WHEN OTHERS THEN END; END LOOP; END $do$"""
 
 
-def test_no_code_of_other_roles_is_run(open_storage, connection, url, role):
+def test_no_code_of_other_roles_is_run(open_storage, postgresql_url):
     """Who may create in a schema of the search path does not get its code run as the service."""
-    connection.execute(f"GRANT CREATE ON SCHEMA public TO {role}; SET ROLE {role}; {SHADOWS}")
-    for plant in (MONSTERA, IVY):  # the table is created, and found
-        storage = open_storage(f"{url}&options=-csearch_path%3Dpublic,pg_catalog")
-        storage.check(PATIENCE)
-        outcomes = storage.add_all([MONSTERA, plant, Plant(7, "other")])
-        assert outcomes[:2] == [None] * 2 and isinstance(outcomes[2], Conflict)
-    assert list(storage.rows()) == [MONSTERA, IVY]
-    assert connection.execute("SELECT is_called FROM public.uses").fetchone() == (False,)
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE other; GRANT CREATE ON SCHEMA public TO other")
+        connection.execute(f"SET ROLE other; {SHADOWS}")
+        for plant in (MONSTERA, IVY):  # the table is created, and found
+            storage = open_storage(f"{postgresql_url}&options=-csearch_path%3Dpublic,pg_catalog")
+            storage.check(PATIENCE)
+            outcomes = storage.add_all([MONSTERA, plant, Plant(7, "other")])
+            assert outcomes[:2] == [None] * 2 and isinstance(outcomes[2], Conflict)
+        assert list(storage.rows()) == [MONSTERA, IVY]
+        assert connection.execute("SELECT is_called FROM public.uses").fetchone() == (False,)
 
 
 # servers that are away, or hang
