@@ -62,6 +62,7 @@ WRONG = {  # settings, and a part of the one line that says what to do
     "DATABASE_URL must be like": {"DATABASE_URL": "postgresql://u:p@SECRET@h/d"},
     "user:pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p/SECRET@h/d"},
     "@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:SECRET%@h/d"},
+    "pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p/x?SECRET@h/d"},
     'query parameter: "pgbouncer"': {"DATABASE_URL": "postgresql://u:SECRET@h/d?pgbouncer=true"},
     "/no/x": {"DATABASE_URL": "sqlite:////no/x/plants.db"},
     "/dev/full": {"DATABASE_URL": "sqlite:////dev/full"},
