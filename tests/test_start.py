@@ -143,9 +143,17 @@ server.serve_forever()
 """
 
 
-def test_another_wsgi_server_stores_plants_for_good(serve, stored):
-    """It leaves to the application where a body ends."""
-    server = serve(command=[sys.executable, "-c", WSGIREF])
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"command": [sys.executable, "-c", WSGIREF]},
+        {"GUNICORN_CMD_ARGS": "-k gevent"},
+        {"GUNICORN_CMD_ARGS": "-k gthread"},
+    ],
+)
+def test_any_wsgi_server_stores_plants_for_good(serve, stored, start):
+    """It may leave to the application where a body ends."""
+    server = serve(**start)
     assert server.health() == 200
     assert server.post(MONSTERA) == (200, {"name": "Monstera", "tag": "indoor"})
     assert server.post({**MONSTERA, "tag": "outdoor"})[0] == 409

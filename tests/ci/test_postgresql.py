@@ -73,12 +73,12 @@ def role(connection: psycopg.Connection) -> str:
     return name
 
 
-def before_insert(connection: psycopg.Connection, statements: str) -> None:
-    """Let the server run statements before it inserts a plant, NEW."""
+def before_insert(connection: psycopg.Connection, statements: str, each: str = "ROW") -> None:
+    """Let the server run statements before it inserts a plant, NEW, or some with one STATEMENT."""
     connection.execute(
         "CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$ BEGIN {statements} RETURN NEW; END $$; "
-        f"CREATE TRIGGER acts BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION act()"
+        f"CREATE TRIGGER acts BEFORE INSERT ON plants FOR EACH {each} EXECUTE FUNCTION act()"
     )
 
 
@@ -384,3 +384,32 @@ def test_a_plant_that_the_database_refuses_fails_alone(
         assert "secret" not in "".join(traceback.format_exception(refusal))
         assert outcomes == [None] * 2
     storage.check(PATIENCE)
+
+
+def test_what_could_not_be_serialized_is_tried_again(open_storage, url, connection, sessions, pool):
+    storage = open_storage(f"{url}&options=-cdefault_transaction_isolation%3Dserializable")
+    storage.check(PATIENCE)
+    connection.execute("CREATE SEQUENCE go; SET session_replication_role = replica")
+    wait = "WHILE (SELECT NOT is_called FROM go) LOOP PERFORM pg_sleep(0.01); END LOOP;"
+    before_insert(connection, wait)
+    adding = pool.submit(storage.add, MONSTERA)
+    wait_until(lambda: sessions("PgSleep"))
+    connection.execute("INSERT INTO plants VALUES (7, 'Monstera'); SELECT nextval('go')")
+    adding.result(PATIENCE)
+
+
+def test_a_trigger_that_refuses_even_nothing_is_for_the_operator(storage, connection):
+    """No client is told that its plant is never taken, and no health check that all is well."""
+    storage.add(MONSTERA)
+    before_insert(connection, "RAISE 'no';", each="STATEMENT")
+    for batch in ([MONSTERA], [MONSTERA, IVY]):
+        assert {type(outcome) for outcome in storage.add_all(batch)} == {NeedsOperator}
+    with pytest.raises(NeedsOperator, match="PostgreSQL: no"):
+        storage.check(PATIENCE)
+
+
+def test_a_column_that_needs_a_value_is_for_the_operator(storage, connection):
+    storage.add(MONSTERA)
+    connection.execute("ALTER TABLE plants ADD height int NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE plants ALTER height DROP DEFAULT")
+    assert {type(outcome) for outcome in storage.add_all([MONSTERA, IVY])} == {NeedsOperator}
