@@ -16,7 +16,7 @@ from tests.support.pages import README, block
 from tests.support.server import PATIENCE, ROOT, free_port, wait_until
 
 RELEASES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}  # and their Pythons
-IGNORED = shutil.ignore_patterns(".git", ".venv", ".node", ".*_cache", "__pycache__", "*.db*")
+IGNORED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "*.db*")
 ENTER = """
     mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm"
     mkdir -p "$0/dev/pts" && mount -t devpts -o ptmxmode=666 devpts "$0/dev/pts"

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.ci.node import node_modules
 from tests.support.server import TOKEN, wait_until
 
 
@@ -203,7 +203,7 @@ def test_the_keyboard_is_enough(page):
 
 def amiss(page: Page) -> list[Any]:
     """What axe-core finds or can't decide, contrast (AAA) included."""
-    page.run((node_modules() / "axe-core" / "axe.min.js").read_text("utf-8"))
+    page.run(files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
     found = page.run("return axe.run({ rules: { 'color-contrast-enhanced': { enabled: true } } })")
     return [*found["violations"], *found["incomplete"]]
 
