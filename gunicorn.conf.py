@@ -1,7 +1,6 @@
 """Settings of gunicorn, which reads this by itself, and anew at SIGHUP: it defines no class."""
 
 import os
-import resource
 import secrets
 import shlex
 import signal
@@ -69,20 +68,11 @@ def worker_exit(server: Any, worker: Any) -> None:
         app.config["storage"].close()
 
 
-# Without PORT, gunicorn binds to 127.0.0.1:8000. With one that is no number, it has a traceback.
-port = os.environ.get("PORT", "8000")
-if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-    sys.exit(f"PORT must be a number from 1 to 65535, not {port!r}")
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 
 # One token for all workers, made once: it stays in the environment when SIGHUP reads this again.
 new_token = secrets.token_urlsafe(32)
 os.environ.setdefault("PLANTS_TOKENS", new_token)
-
-# A descriptor for each connection, and 64 for the rest: usual limits are 1024 or less.
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-worker_connections = min(1000, hard - 64)
-resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, worker_connections + 64), hard))
 
 wsgi_app = "start:get_app()"
 worker_class = "worker.Worker"

@@ -81,8 +81,6 @@ class Storage:
         self._writer.join(self._wait_limit / 2)
 
     def _wait_for(self, plants: Sequence[Plant | None], limit: float) -> list[Outcome]:
-        if self._is_closed:
-            return [Unavailable("the storage is closed")] * len(plants)
         deadline, entries = time.monotonic() + limit, [Entry(plant) for plant in plants]
         self._queue += entries
         self._wake_up.set()

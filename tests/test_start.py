@@ -66,8 +66,6 @@ WRONG = {  # settings, and a part of the one line that says what to do
     'query parameter: "pgbouncer"': {"DATABASE_URL": "postgresql://u:SECRET@h/d?pgbouncer=true"},
     "/no/x": {"DATABASE_URL": "sqlite:////no/x/plants.db"},
     "/dev/full": {"DATABASE_URL": "sqlite:////dev/full"},
-    "PORT must be a number from 1 to 65535, not ''": {"PORT": ""},
-    "PORT must be a number from 1 to 65535, not '65536'": {"PORT": "65536"},
     "--preload is not possible here, leave it out": {"GUNICORN_CMD_ARGS": "--preload"},
     "--statsd-host is not": {"GUNICORN_CMD_ARGS": "--statsd-host=h:1"},
     "--access-logformat is not": {"GUNICORN_CMD_ARGS": "--access-logformat=%(h)s"},

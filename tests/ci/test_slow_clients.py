@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.processes import memory
-from tests.support.server import HERE, PATIENCE, PATIENT, SHORT, Server, wait_until
+from tests.support.server import PATIENCE, PATIENT, SHORT, Server, wait_until
 from tests.support.wire import GET, HALF_A_BODY, HEAD, MONSTERA, new_plant, post, receive_answer
 
 NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: h\r\nX-Request-ID: %s\r\n\r\n"
@@ -122,14 +122,3 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server)
         assert server.log_line("one-19") and server.log_line("other-19")
     order = re.findall(r" (one|other)-\d+\b", server.out)
     assert 5 <= order[:20].count("one") <= 15
-
-
-def test_few_descriptors_keep_nobody_out(serve, connect):
-    """As many as possible are asked for; then one makes room sooner."""
-    limits = 'ulimit -S -n 64; ulimit -H -n 96; exec "$@"'
-    server = serve(command=["sh", "-c", limits, "sh", *HERE, PATIENT])
-    assert server.health() == 200
-    for _ in range(100):
-        connect(server, HALF_A_BODY)
-    for _ in range(20):
-        assert server.post(new_plant())[0] == 200
