@@ -68,7 +68,7 @@ def worker_exit(server: Any, worker: Any) -> None:
         app.config["storage"].close()
 
 
-workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
+workers = int(os.environ.get("WEB_CONCURRENCY", "2")) or sys.exit("WEB_CONCURRENCY must not be 0")
 
 # One token for all workers, made once: it stays in the environment when SIGHUP reads this again.
 new_token = secrets.token_urlsafe(32)

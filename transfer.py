@@ -66,11 +66,10 @@ def main() -> None:
     try:
         with contextlib.closing(get_storage(options.url)) as storage:
             if options.command == "dump":
-                dump(storage)
+                with contextlib.suppress(BrokenPipeError):  # dump | head
+                    dump(storage)
             elif not load(storage):
                 sys.exit(1)
-    except BrokenPipeError:  # dump | head
-        pass
     except (OSError, Unavailable) as error:
         sys.exit(str(error))
 

@@ -150,8 +150,8 @@ class PostgreSQLEngine(Engine):
         start, rows = time.monotonic(), json.dumps([plant._asdict() for plant in plants])
         values = {"wait": wait, "rows": rows}
         try:
-            connection = self._connection = self._connection or self._connect(deadline)
-            self._failure, connection.deadline = None, deadline
+            connection = self._connection = self._connection or self._connect(self._batch_limit)
+            self._failure, connection.deadline = None, max(deadline, connection.deadline)
             insert = INSERT.format(table=connection.table.replace("%", "%%"))
             found = map(Plant._make, connection.execute(insert, values))
             if not plants:
@@ -172,14 +172,14 @@ class PostgreSQLEngine(Engine):
             self.close()
         raise failure
 
-    def _connect(self, deadline: float, may_create: bool = True) -> Connection:
+    def _connect(self, limit: float, may_create: bool = True) -> Connection:
         try:
             connection = Connection.connect(**self._server, autocommit=True, prepare_threshold=None)
         except UnicodeError:
             raise NeedsOperator("DATABASE_URL: no host can have this name") from None
         with contextlib.ExitStack() as stack:
             stack.callback(connection.close)
-            connection.deadline = deadline
+            connection.deadline = time.monotonic() + limit  # of its first batch, too
             connection.prepare(may_create)
             stack.pop_all()
         place = f"{connection.table} in {connection.info.dbname} at {connection.info.host}"
@@ -197,7 +197,7 @@ def parse_url(url: str) -> dict[str, Any]:
         if "URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
             wrong = f"DATABASE_URL: {error}".strip()
         raise NeedsOperator(wrong) from None
-    if any("@" in str(given.get(name)) for name in ("host", "dbname")):  # as may this one
+    if any("@" in str(given.get(name)) for name in ("host", "port", "dbname")):  # as may this one
         raise NeedsOperator(wrong)
     return {
         "connect_timeout": 2,  # seconds, for each address

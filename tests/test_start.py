@@ -63,10 +63,12 @@ WRONG = {  # settings, and a part of the one line that says what to do
     "user:pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p/SECRET@h/d"},
     "@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:SECRET%@h/d"},
     "pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p/x?SECRET@h/d"},
+    ":pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p@h:SECRET@h/d"},
     'query parameter: "pgbouncer"': {"DATABASE_URL": "postgresql://u:SECRET@h/d?pgbouncer=true"},
     "/no/x": {"DATABASE_URL": "sqlite:////no/x/plants.db"},
     "/dev/full": {"DATABASE_URL": "sqlite:////dev/full"},
     "--preload is not possible here, leave it out": {"GUNICORN_CMD_ARGS": "--preload"},
+    "WEB_CONCURRENCY must not be 0": {"WEB_CONCURRENCY": "0"},
     "--statsd-host is not": {"GUNICORN_CMD_ARGS": "--statsd-host=h:1"},
     "--access-logformat is not": {"GUNICORN_CMD_ARGS": "--access-logformat=%(h)s"},
 }

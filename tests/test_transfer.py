@@ -117,12 +117,14 @@ def test_what_can_be_read_of_a_damaged_file_is_dumped(storage, url, database):
     assert re.fullmatch(r".*malformed; see docs/data\.md\n", errors)
 
 
-def test_a_reader_that_goes_away_is_no_error(storage, url):
+def test_a_reader_that_goes_away_is_no_error_of_a_dump_but_of_a_load(storage, url):
     """dump | head ends quietly, also where a shell looks at each command (pipefail)."""
     storage.add_all([Plant(number, "x" * 10_000) for number in range(100)])
     dump = shlex.join([*COMMAND, "dump", url])
     status, out, errors = start("bash", "-c", f"set -o pipefail; {dump} | head -c 5")
     assert (status, out, errors) == (0, '{"id"', "")
+    load = shlex.join([*COMMAND, "load", url])
+    assert start("bash", "-c", f"set -o pipefail; {load} 2>&1 | true", given="no")[0] != 0
 
 
 def test_what_cannot_be_written_is_a_failure(url, stored):
