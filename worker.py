@@ -4,6 +4,7 @@ import contextlib
 import enum
 import functools
 import gc
+import itertools
 import math
 import socket
 import time
@@ -34,12 +35,12 @@ REFUSALS = {
 
 
 class State(enum.IntEnum):
-    """What a connection does, in the order in which connections make room for new ones."""
+    """What a connection does; those that wait for their client make room, the first ones first."""
 
     SENDING = 0  # an answer that the client does not take
     ENDING = 1  # its last answer was sent, and the client may read it
     WAITING = 2  # for a request to begin
-    RECEIVING = 3
+    RECEIVING = 3  # makes room with those that wait: who has just come needs time to send
     WORKING = 4  # it does not wait for the client
 
 
@@ -149,7 +150,8 @@ class Worker(GeventWorker):
         for server in self.servers:
             server.stop_accepting()
             with contextlib.suppress(OSError):  # there is no descriptor left
-                while accepted := server.do_read():
+                # Those that wait; of a flood on a socket that stays open, there are always more.
+                for accepted in itertools.islice(iter(server.do_read, None), self.cfg.backlog):
                     server.do_handle(*accepted)
             server.close()
         gevent.sleep(0)  # so that each has begun
@@ -173,7 +175,7 @@ class Worker(GeventWorker):
         if len(self.connections) + 1 >= FULL * self.worker_connections:
             idle = [each for each in self.connections if each.state is not State.WORKING]
             if idle:
-                min(idle, key=lambda each: (each.state, each.since)).cut()
+                min(idle, key=lambda each: (min(each.state, State.WAITING), each.since)).cut()
         connection = Connection(client)
         self.connections.add(connection)
         try:

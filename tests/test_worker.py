@@ -153,8 +153,8 @@ def is_reset(client: socket.socket) -> bool:
 
 
 def test_who_has_waited_longest_makes_room_for_a_new_client(serve, database):
-    """Who does not take answers first, then who has had the last one, who sends nothing, and who
-    sends a part of a request; in each the one that came first. Who waits for us does not.
+    """Who does not take answers first, then who has had the last one, then who sends nothing, or a
+    part of a request; in each the one that came first. Who waits for us does not.
     """
     options = ["--worker-class=tests.support.workers.Patient", "--worker-connections=7"]
     server = serve(*options, WEB_CONCURRENCY="1")
@@ -184,7 +184,7 @@ def test_who_has_waited_longest_makes_room_for_a_new_client(serve, database):
             second.sendall(nowhere)
             assert receive_answer(second)
         order = [(sending, is_reset), (ending, is_reset)]
-        order += [(each, is_cut) for each in (first, second, receiving)]
+        order += [(each, is_cut) for each in (receiving, first, second)]
         while order:
             send(b"POST /pl")
             client, is_gone = order.pop(0)
