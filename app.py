@@ -176,7 +176,8 @@ def answer_error(error: HTTPError) -> bytes:
     """Return the body of every answer of 400 and above, and note the reason for the access log."""
     message, reason = str(error.body), None
     if error.status_code == 404:
-        message = f"there is nothing at {request.path}; plants are created with POST /plants"
+        path = request.environ["PATH_INFO"]  # request.path would hide that one begins with //
+        message = f"there is nothing at {path}; plants are created with POST /plants"
     elif error.status_code == 405:
         error.headers["Allow"] = error.headers["Allow"].replace(",", ", ")
         message = f"this method is not possible here, only {error.headers['Allow']}"

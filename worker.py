@@ -46,6 +46,8 @@ class State(enum.IntEnum):
 
 # Seconds; the setting keepalive is that for WAITING.
 LIMITS = {State.SENDING: 20.0, State.ENDING: 3.0, State.RECEIVING: 20.0, State.WORKING: math.inf}
+# When the worker ends, idle clients are not waited for, but a request may be on its way.
+EXIT_LIMITS = {**LIMITS, State.SENDING: 3.0, State.WAITING: 0.5, State.RECEIVING: 3.0}
 
 
 class Connection:
@@ -128,8 +130,7 @@ class Worker(GeventWorker):
     check_interval = 1.0  # seconds between two looks at the connections
     exit_delay = 0.5  # seconds from SIGTERM to when a worker begins to end
     limits: Mapping[State, float] = LIMITS
-    # Idle clients are not waited for, but a request may be on its way.
-    exit_limits: Mapping[State, float] = {**LIMITS, State.WAITING: 0.5, State.RECEIVING: 3.0}
+    exit_limits: Mapping[State, float] = EXIT_LIMITS
     is_ending = False
     timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() looks at all
 
