@@ -51,7 +51,7 @@ class Storage:
         self._writer.start()
 
     def open_soon(self) -> None:
-        """Let the writer open the database, so that the first request need not wait for it."""
+        """Let the writer open the database now: then it notices if its file is deleted."""
         self._queue.append(Entry(None))
         self._wake_up.set()
 

@@ -136,6 +136,27 @@ def test_a_file_that_is_moved_into_place_while_one_is_made_stays(
     assert stored() == [(1, "one", None), (2, "two", None)]
 
 
+def test_a_file_that_is_replaced_while_it_is_opened_takes_no_plant(
+    open_storage, new_database, database, monkeypatch, stored
+):
+    """It would take them under a name that it has no more."""
+    shutil.copy(new_database, database)
+    shutil.copy(new_database, backup := database.with_name("backup"))
+    storage, connect = open_storage(), sqlite3.connect
+
+    def connect_and_replace(*arguments: object, **options: object) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(backup, database)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_and_replace)
+    with pytest.raises(Unavailable, match="was replaced while it was opened"):
+        storage.add(ONE)
+    storage.add(TWO)
+    assert stored() == [(2, "two", None)]
+
+
 def test_a_plant_does_not_depend_on_a_wal_whose_sync_failed(
     storage, open_storage, database, tmp_path
 ):
@@ -220,6 +241,7 @@ def test_what_is_wrong_for_all_plants_is_for_an_operator(storage, database, made
         with pytest.raises(NeedsOperator, match=reason):
             storage.check(PATIENCE)
     execute(database, undone)
+    storage.check(PATIENCE)
     storage.add(TWO)
 
 
@@ -237,6 +259,16 @@ def test_a_table_that_replaces_rows_replaces_no_plant(
     outcomes = [storage.add_all([each])[0] for each in (ONE, plant, Plant(3, "three"))]
     assert [each and type(each) for each in outcomes] == [None, outcome, None]
     assert list(storage.rows()) == [ONE, Plant(3, "three")]
+
+
+def test_a_health_check_finds_damage_where_plants_are_stored(storage, open_storage, database):
+    storage.add_all([Plant(number, "x" * 3000) for number in range(100)])  # a page each
+    storage.close()
+    with database.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\xff" * 4096)
+    with pytest.raises(NeedsOperator, match="malformed"):
+        open_storage().check(PATIENCE)
 
 
 def test_a_text_that_is_not_utf_8_is_a_conflict_for_its_id_alone(storage, database):

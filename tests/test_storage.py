@@ -218,10 +218,10 @@ def test_all_plants_of_a_request_share_its_limit(start, engine):
 
 def test_an_error_that_requests_share_does_not_grow(memory, engine):
     """Its traceback would keep all of them in memory."""
-    engine.failure = Unavailable("disk full")
-    for _ in range(20):
+    engine.failure = engine.check_failure = Unavailable("disk full")
+    for use in [partial(memory.add, ZERO), partial(memory.check, PATIENCE)] * 20:
         with pytest.raises(Unavailable, match="disk full"):
-            memory.add(ZERO)
+            use()
     assert len(list(traceback.walk_tb(engine.failure.__traceback__))) < 20
 
 

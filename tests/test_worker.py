@@ -152,6 +152,15 @@ def is_reset(client: socket.socket) -> bool:
     return False
 
 
+def test_a_worker_opens_its_database_before_a_request_comes(serve, database):
+    """So it notices that the file was deleted, and makes no empty one in its place."""
+    server = serve(WEB_CONCURRENCY="1")
+    wal = database.with_name(f"{database.name}-wal")
+    wait_until(lambda: wal.exists() and wal.stat().st_size)
+    database.unlink()
+    assert server.post(MONSTERA)[0] == 503
+
+
 def test_who_has_waited_longest_makes_room_for_a_new_client(serve, database):
     """Who does not take answers first, then who has had the last one, then who sends nothing, or a
     part of a request; in each the one that came first. Who waits for us does not.

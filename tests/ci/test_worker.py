@@ -1,6 +1,7 @@
 """The worker with options, at a reload and at its end, and what it keeps in memory."""
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -54,6 +55,14 @@ def test_the_end_does_not_wait_for_who_sends_no_request(serve):
             clients.enter_context(server.connect()).sendall(data)
         wait_until(lambda: server.out.count("GET /") == 10)
         assert server.stop() == 0
+
+
+def test_a_worker_that_hangs_is_replaced(serve):
+    server = serve("--timeout=2", WEB_CONCURRENCY="1")
+    (worker,) = server.workers(1)
+    assert server.health() == 200
+    os.kill(worker, signal.SIGSTOP)
+    assert server.workers(1, besides=[worker])
 
 
 def test_the_access_log_can_go_elsewhere_and_is_opened_anew_at_sigusr1(serve, tmp_path):
