@@ -15,6 +15,7 @@ import pytest
 from engines import Conflict, NeedsOperator, Rejected, Unavailable
 from engines.sqlite import APPLICATION_ID, SCHEMA, WAL_LIMIT
 from plant import Plant
+from tests.support.disk import damage_last_page
 from tests.support.locks import lock_held, locked
 from tests.support.processes import run_in_processes
 from tests.support.server import PATIENCE, wait_until
@@ -264,9 +265,7 @@ def test_a_table_that_replaces_rows_replaces_no_plant(
 def test_a_health_check_finds_damage_where_plants_are_stored(storage, open_storage, database):
     storage.add_all([Plant(number, "x" * 3000) for number in range(100)])  # a page each
     storage.close()
-    with database.open("r+b") as file:
-        file.seek(-4096, os.SEEK_END)
-        file.write(b"\xff" * 4096)
+    damage_last_page(database)
     with pytest.raises(NeedsOperator, match="malformed"):
         open_storage().check(PATIENCE)
 

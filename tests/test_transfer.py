@@ -13,6 +13,7 @@ import pytest
 from engines import NeedsOperator
 from plant import Plant
 from start import get_storage
+from tests.support.disk import damage_last_page
 from tests.support.server import PATIENCE, ROOT
 
 COMMAND = [sys.executable, "transfer.py"]
@@ -109,9 +110,7 @@ def test_what_can_be_read_of_a_damaged_file_is_dumped(storage, url, database):
     """Before a line and the exit status say that it is not all."""
     storage.add_all([Plant(number, "x" * 3000) for number in range(100)])  # a page each
     storage.close()
-    with database.open("r+b") as file:
-        file.seek(-4096, os.SEEK_END)
-        file.write(b"\xff" * 4096)
+    damage_last_page(database)
     status, out, errors = start(*COMMAND, "dump", url)
     assert (status, out.count("\n") >= 90) == (1, True)
     assert re.fullmatch(r".*malformed; see docs/data\.md\n", errors)
