@@ -41,12 +41,14 @@ def running(folder: Path, command: str, number: str) -> Iterator[None]:
     bind = f"--bind 127.0.0.1:{PORTS[number]}"
     bash = ["bash", "-c", f"cd '{folder}'\n" + re.sub(rf"--bind \S+{number}", "", command)]
     variables = {"GUNICORN_CMD_ARGS": bind, "DATABASE_URL": None}
-    with Server(folder.parent, command=bash, **variables) as server:
-        server.may_fail = True
+    server = Server(folder.parent, command=bash, **variables)
+    try:
         wait_until(lambda: shell(folder, f"curl -s http://127.0.0.1:{number}"))
         yield
         os.killpg(server.process.pid, signal.SIGINT)
         server.process.wait(20)
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="module")
