@@ -155,6 +155,7 @@ def is_reset(client: socket.socket) -> bool:
 def test_a_worker_opens_its_database_before_a_request_comes(serve, database):
     """So it notices that the file was deleted, and makes no empty one in its place."""
     server = serve(WEB_CONCURRENCY="1")
+    server.workers(1)  # the check at the start has closed the file again
     wal = database.with_name(f"{database.name}-wal")
     wait_until(lambda: wal.exists() and wal.stat().st_size)
     database.unlink()
