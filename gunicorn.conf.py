@@ -21,7 +21,7 @@ def on_starting(server: Any) -> None:
     for each in SIGNALS:  # the first process of a container needs handlers
         signal.signal(each, lambda *_: sys.exit(1))
     cfg = server.cfg
-    for option in map(cfg.settings.__getitem__, REFUSED):
+    for option in (cfg.settings[name] for name in REFUSED):
         if option.get() != option.default:
             server.log.error("%s is not possible here, leave it out", option.cli[0])
             sys.exit(1)

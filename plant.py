@@ -121,7 +121,7 @@ def _find_mistakes(value: Any) -> str:
             mistakes[place] = f"must be {article} {rule}, not {TYPES[type(error.instance)]}"
         else:
             text = RULES.get(error.validator, f"must fit {error.validator} {{}}")
-            mistakes.setdefault(place, text.format(json.dumps(rule)))
+            mistakes.setdefault(place, text.format(json.dumps(rule)))  # a wrong type says more
     return "; ".join(f"{place}: {mistake}" for place, mistake in sorted(mistakes.items()))
 
 

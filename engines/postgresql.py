@@ -156,11 +156,9 @@ class PostgreSQLEngine(Engine):
             found = map(Plant._make, connection.execute(insert, values))
             if not plants:
                 connection.execute(TRY_A_WRITE, values)
-            if connection.is_replicated:
-                return {plant.id: plant for plant in found}
-            failure: Exception = LostConnection(
-                "PostgreSQL: committed here, but maybe not on the standbys"
-            )
+            if not connection.is_replicated:
+                raise psycopg.OperationalError("committed here, but maybe not on the standbys")
+            return {plant.id: plant for plant in found}
         except psycopg.Error as error:
             # Its traceback is in a cycle, and would keep a connection that timed out open.
             failure = explain(error.with_traceback(None), plants)

@@ -1,11 +1,9 @@
 """What the tests share: a storage on SQLite, the application, gunicorn servers."""
 
 import contextlib
-import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +77,6 @@ def client(storage: Storage) -> TestApp:
 def stored(url: str) -> Callable[[], list[Row]]:
     """Reads the rows of the table, in the order of id, past the service."""
     return lambda: read_rows(url)
-
-
-@pytest.fixture
-def taken_away(database: Path) -> Callable[[], AbstractContextManager[None]]:
-    """Takes the SQLite file away for a while."""
-
-    @contextlib.contextmanager
-    def take_away() -> Iterator[None]:
-        elsewhere = database.with_name("elsewhere.db")
-        os.rename(database, elsewhere)
-        yield
-        os.rename(elsewhere, database)
-
-    return take_away
 
 
 @pytest.fixture(scope="session")
