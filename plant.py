@@ -1,6 +1,5 @@
 """A plant, and what makes one of a body: I-JSON (RFC 7493) and schemas/. No HTTP and no SQL."""
 
-import codecs
 import json
 from collections.abc import Callable
 from decimal import Decimal
@@ -39,43 +38,48 @@ class InvalidPlant(Exception):
 
 def parse_new_plant(body: bytes) -> Plant:
     """Return the plant in `body`, a NewPlant as I-JSON. Raises InvalidPlant."""
+    members = _decode(body)
     try:
-        members = _DECODER.decode(body.decode())
         _check_quickly(members)
-        if b"\\u" in body:
-            json.dumps(members, ensure_ascii=False, default=str).encode()
-        return Plant._make(map(members.get, Plant._fields))
-    except fastjsonschema.JsonSchemaException as error:
-        mistakes = _find_mistakes(members) or str(error)
-    except RecursionError:
-        mistakes = "the plant is nested too deeply"
-    except UnicodeEncodeError:
-        mistakes = "the plant has half of a surrogate pair"
-    except UnicodeDecodeError as error:
-        mistakes = f"the plant is not UTF-8: {error.reason} at byte {error.start}"
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        mistakes = f"the plant is not JSON that can be read: {error.msg} at {place}"
-        if not body:
-            mistakes = "the plant is missing: nothing was sent"
-        elif body.startswith(codecs.BOM_UTF8):
-            mistakes = "the plant starts with a byte order mark, which JSON has no place for"
-    except ValueError:  # Python reads no longer integers, as that takes quadratic time
-        mistakes = "the plant has a number with too many digits"
-    raise InvalidPlant(mistakes)
+    except fastjsonschema.JsonSchemaException:
+        if mistakes := _find_mistakes(members):
+            raise InvalidPlant(mistakes) from None
+    return Plant._make(map(members.get, Plant._fields))
 
 
 def openapi() -> Any:
     """Return schemas/openapi.json with the other schemas as its components."""
     document = _read_schema("openapi")
-    document["components"]["schemas"] = {
-        schema["title"]: {name: schema[name] for name in schema if name not in ("$id", "$schema")}
-        for schema in SCHEMAS.values()
-    }
-    text = json.dumps(document)
-    for name, schema in SCHEMAS.items():
-        text = text.replace(f'"{name}.json"', f'"#/components/schemas/{schema["title"]}"')
-    return json.loads(text)
+    schemas = {schema["title"]: schema for schema in map(_read_schema, SCHEMAS)}
+    document["components"]["schemas"] = schemas
+    for schema in schemas.values():
+        del schema["$id"], schema["$schema"]
+    # The only reference from one file to another.
+    schemas["NewPlant"]["allOf"][0]["$ref"] = "#/components/schemas/Plant"
+    return document
+
+
+def _decode(body: bytes) -> Any:
+    """Return what `body` says as I-JSON (RFC 7493). Raises InvalidPlant."""
+    if not body:
+        raise InvalidPlant("the plant is missing: nothing was sent")
+    try:
+        members = _DECODER.decode(body.decode())
+        if b"\\u" in body:  # half of a surrogate pair has no UTF-8
+            json.dumps(members, ensure_ascii=False, default=str).encode()
+        return members
+    except UnicodeDecodeError as error:
+        mistake = f"is not UTF-8: {error.reason} at byte {error.start}"
+    except UnicodeEncodeError:
+        mistake = "has half of a surrogate pair"
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        mistake = f"is not JSON that can be read: {error.msg} at {place}"
+    except RecursionError:
+        mistake = "is nested too deeply"
+    except ValueError:  # Python reads no longer integers, as that takes quadratic time
+        mistake = "has a number with too many digits"
+    raise InvalidPlant(f"the plant {mistake}")
 
 
 def _read_schema(name: str) -> Any:

@@ -1,57 +1,81 @@
 """The wiring: what the environment says, made into a storage and an application. No SQL."""
 
-import logging
 import operator
 import os
 import re
-import signal
 import sys
 from urllib.parse import unquote
 
 import gevent
 from gevent import monkey
-from gevent.threadpool import ThreadPool
 
 from app import App, create_app
-from engines import Engine, NeedsOperator, Unavailable, log
 from engines.sqlite import SQLiteEngine
-from storage import WAIT_LIMIT, Storage
+from storage import Engine, Function, Rejected, Storage, Unavailable
 
-DEFAULT_URL = "sqlite:///plants.db"
 GATHER_LIMIT = 0.001  # seconds that a batch waits for requests, which in a flood never end
+BATCH_LIMIT = 8.0  # seconds for a batch on a server, connecting included
 START_LIMIT = 3.0  # seconds that the check at the start waits
-# A name, if it has one, and a b64token (RFC 6750 section 2.1).
-TOKEN = re.compile(r"([A-Za-z0-9_-]{1,32}:)?[A-Za-z0-9._~+/-]{16,}=*")
-
-log.parent = logging.getLogger("gunicorn.error")
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # a b64token (RFC 6750 section 2.1)
 
 
 def get_app() -> App:
-    """Return the application that the environment describes. Raises NeedsOperator."""
-    storage = get_storage(os.environ.get("DATABASE_URL", DEFAULT_URL))
-    app = create_app(storage, read_tokens())
-    storage.open_soon()
-    return app
+    """Return the application that the environment describes. Raises ValueError."""
+    tokens = read_tokens()
+    return create_app(get_storage(read_url()), tokens)
 
 
-def get_storage(url: str, wait_limit: float = WAIT_LIMIT) -> Storage:
-    """Return the storage that `url` names; its first use opens it. Raises NeedsOperator."""
-    has_gevent = monkey.is_module_patched("threading")
-    call = operator.call
+def read_url() -> str:
+    """Return DATABASE_URL, or its default. Raises ValueError where there is none."""
+    if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
+        raise ValueError(
+            "DATABASE_URL is not set. Where PORT is set, as platforms do, it must be: a file on a "
+            "disk that lasts, as in sqlite:////data/plants.db, or a PostgreSQL server. For a demo "
+            "whose plants may be lost at each deploy, set it to sqlite:///plants.db"
+        )
+    return os.environ.get("DATABASE_URL", "sqlite:///plants.db")
+
+
+def get_storage(url: str) -> Storage:
+    """Return the storage that `url` names, which its writer opens. Raises ValueError."""
+    engine: Engine
     if url.startswith("sqlite:///") and "?" not in url:
-        engine: Engine = SQLiteEngine(unquote(url.removeprefix("sqlite:///")), wait_limit / 2)
-        if has_gevent:  # sqlite3 blocks, so it has a real thread, as all others are greenlets
-            call = ThreadPool(1).apply
+        engine, call = SQLiteEngine(unquote(url.removeprefix("sqlite:///"))), call_in_thread
     elif url.startswith(("postgresql://", "postgres://")):
         from engines.postgresql import PostgreSQLEngine  # SQLite does without psycopg
 
-        engine = PostgreSQLEngine(url, wait_limit / 2)
+        engine, call = PostgreSQLEngine(url), call_with_limit
     else:
-        raise NeedsOperator(
+        raise ValueError(
             "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
             "an absolute path) or a server like postgresql://user:password@host/database"
         )
-    return Storage(engine, wait_limit, call, gather if has_gevent else lambda: None)
+    # Under another WSGI server than gunicorn's gevent worker, all threads are real.
+    return Storage(engine, call if monkey.is_module_patched("threading") else operator.call)
+
+
+def call_in_thread(function: Function) -> None:
+    """Call what blocks in a real thread, as all others are greenlets. Raises what it raises."""
+    gather()
+    if error := gevent.get_hub().threadpool.apply(attempt, (function,)):
+        raise error
+
+
+def attempt(function: Function) -> Exception | None:
+    """Call `function`; return what it raises, as gevent's pool would print that with its values."""
+    try:
+        function()
+    except Exception as error:
+        return error
+    return None
+
+
+def call_with_limit(function: Function) -> None:
+    """Call what waits cooperatively, but for no longer than a batch may take."""
+    gather()
+    reason = "the server hangs, or waits for a standby or a lock of the table"
+    with gevent.Timeout(BATCH_LIMIT, Unavailable(reason)):
+        function()
 
 
 def gather() -> None:
@@ -61,31 +85,31 @@ def gather() -> None:
 
 
 def read_tokens() -> list[str]:
-    """Return the tokens of PLANTS_TOKENS. Raises NeedsOperator for a bad one, or none."""
+    """Return the tokens of PLANTS_TOKENS. Raises ValueError for a bad one, or none."""
     tokens = re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", ""))
     if not tokens or not all(map(TOKEN.fullmatch, tokens)):
-        raise NeedsOperator(
+        raise ValueError(
             "PLANTS_TOKENS must be tokens of at least 16 letters, digits or -._~+/, separated by "
-            "commas, each with or without a name before it, as in web:TOKEN; to make one: "
-            "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            "commas; to make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
     return tokens
 
 
 def main() -> None:
-    """Print what the database is, made if there is none; exit with 1 if an operator has to act."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback
+    """Open the database, or make it, and say where it is; exit with 1 if that can't succeed."""
     try:
         storage = get_app().config["storage"]
-        try:
-            storage.check(START_LIMIT)
-            storage.close()
-        finally:
-            print(storage.engine.description)
-    except NeedsOperator as error:
+    except ValueError as error:
         sys.exit(str(error))
-    except Unavailable as error:
-        print(f"the database is not available now: {error}", file=sys.stderr)
+    try:
+        storage.check(START_LIMIT)
+        storage.close()
+        report = f"plants are stored in {storage.engine.description}"
+    except (Rejected, Unavailable) as error:
+        report = f"plants can't be stored in {storage.engine.description}: {error}"
+        if isinstance(storage.engine, SQLiteEngine):  # only a server is waited for
+            sys.exit(report)
+    print(report, file=sys.stderr)
 
 
 if __name__ == "__main__":

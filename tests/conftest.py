@@ -50,9 +50,8 @@ def open_storage(url: str) -> Iterator[Callable[..., Storage]]:
     """Opens storages, which are closed in the end: of the test's own URL, or of another."""
     with contextlib.ExitStack() as storages:
 
-        def open_storage(url: str = url, wait_limit: float = PATIENCE) -> Storage:
-            storage = get_storage(url, wait_limit=wait_limit)
-            return storages.enter_context(contextlib.closing(storage))
+        def open_storage(url: str = url) -> Storage:
+            return storages.enter_context(contextlib.closing(get_storage(url)))
 
         yield open_storage
 

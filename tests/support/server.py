@@ -22,6 +22,7 @@ GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
 HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+STORED = 200  # the status that says that a plant is stored: no other place says so
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")  # of gunicorn, when all is well
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
 QUICK, SHORT, PATIENT = (  # see workers.py
@@ -103,7 +104,7 @@ class Server:
 
     @property
     def out(self) -> str:
-        """What was written to standard output so far: the access log."""
+        """What was written to standard output so far: the log."""
         return self.files[0].read_text()
 
     @property
@@ -111,9 +112,10 @@ class Server:
         """What was written to standard error so far: gunicorn's log."""
         return self.files[1].read_text()
 
-    def log_line(self, request_id: str) -> str:
-        """The line of the access log for the request with this X-Request-ID, once it is there."""
-        return wait_until(lambda: re.search(rf"(?m)^.* {request_id}\b.*$", self.out))[0]
+    def logged(self, request_id: str) -> dict[str, Any]:
+        """The line of the log for the request with this X-Request-ID, once it is there."""
+        line = wait_until(lambda: re.search(rf'(?m)^.*"id": "{request_id}".*$', self.out))
+        return dict(json.loads(line[0]))
 
     @functools.cached_property
     def port(self) -> int:
@@ -178,13 +180,6 @@ class Server:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the master alone."""
         os.kill(self.process.pid, number)
-
-    def reload(self) -> None:
-        """Send SIGHUP; return once new workers have taken over and the old ones have ended."""
-        before = self.workers()
-        self.signal(signal.SIGHUP)
-        assert self.workers(besides=before)
-        wait_until(lambda: not any(map(is_alive, before)))
 
     def wait(self) -> int:
         """The exit status, once the master has ended."""

@@ -2,42 +2,31 @@
 
 import math
 import time
-from collections.abc import Mapping
 
-from worker import LIMITS, State, Worker
+import worker
+from worker import Worker
 
 
 class Quick(Worker):
-    """Looks at its connections often, and so ends soon; has the usual limits."""
+    """Looks at its clients often, and so ends soon; has the usual limits."""
 
     check_interval = 0.05
-    exit_delay = 0.05
 
 
 class Short(Quick):
     """Has limits that a test can wait for."""
 
-    limits: Mapping[State, float] = {
-        **LIMITS,
-        State.SENDING: 0.5,
-        State.ENDING: 0.3,
-        State.RECEIVING: 0.5,
-    }
-    exit_limits: Mapping[State, float] = {**limits, State.WAITING: 0.1, State.RECEIVING: 0.3}
+    def run(self) -> None:
+        worker.LIMIT, worker.LAST_LIMIT = 0.5, 0.3
+        super().run()
 
 
-class Lenient(Quick):
-    """Waits for as long as it takes, but at the end not for idle clients."""
+class Patient(Quick):
+    """Has limits that no test waits for."""
 
-    limits: Mapping[State, float] = dict.fromkeys(State, math.inf)
-    exit_limits: Mapping[State, float] = {**limits, State.WAITING: 0.5}
-
-
-class Patient(Lenient):
-    """Has limits that no test waits for, and does not end at SIGTERM while one runs."""
-
-    exit_delay = 600.0
-    exit_limits = Lenient.limits
+    def run(self) -> None:
+        worker.LIMIT = worker.LAST_LIMIT = math.inf
+        super().run()
 
 
 class Starting(Worker):
