@@ -8,7 +8,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,12 @@ from storage import Conflict, Rejected, Storage, Unavailable
 BODY_LIMIT = 2**14  # bytes; a worker that parses a body serves nobody else meanwhile
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 MESSAGE_LIMIT = 1000  # characters of an Error's message, where a path may be long
-# Characters in the log, where each of a reason takes 12 bytes at most: a pipe takes 4,096 bytes in
-# one piece, so that the lines of several workers do not mix.
+# Characters in the log, each of at most 1 and 12 bytes: a pipe takes 4,096 bytes in one piece.
 REQUEST_LIMIT, REASON_LIMIT = 500, 250
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
+TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
+NOT_WHOLE = "the body did not come in whole; send it again"
 # What clients get to read where the reason is for the operator only.
 REJECTED = "the storage does not accept this plant; to send it again does not help"
 UNAVAILABLE = "the storage is not available now"
@@ -124,9 +125,7 @@ def create_plant(storage: Storage) -> bytes:
         raise HTTPError(409, str(error)) from None
     except Unavailable as error:
         raise HTTPError(503, f"{UNAVAILABLE}; {SAFE}", error, Retry_After="1") from None
-    answer = plant.to_dict()
-    del answer["id"]
-    return to_json(answer)
+    return to_json(plant.to_dict())
 
 
 def check_health(storage: Storage) -> bytes:
@@ -147,7 +146,7 @@ def require_http() -> None:
         raise HTTPError(400, "Host must be a host and port, and be given once")
 
 
-def require_token(digests: Collection[bytes], callback: Callable[..., Any]) -> Callable[..., Any]:
+def require_token(digests: set[bytes], callback: Callable[..., Any]) -> Callable[..., Any]:
     """Let only requests with a token (RFC 6750) to a callback."""
 
     def authorized(**arguments: Any) -> Any:
@@ -178,19 +177,18 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
     is_chunked = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")
     declared = environ.get("CONTENT_LENGTH") or "0"
     length = int(declared) if declared.isdecimal() else 0
-    too_long = HTTPError(413, f"the body must not be longer than {BODY_LIMIT} bytes")
     if length > BODY_LIMIT:
-        raise too_long
+        raise HTTPError(413, TOO_LONG)
     try:
         body = bytes(environ["wsgi.input"].read(BODY_LIMIT + 1 if is_chunked else length))
     except OSError:  # RFC 9110 section 15.5.9: the client may repeat it
-        raise HTTPError(408, "the body did not come in whole; send it again") from None
+        raise HTTPError(408, NOT_WHOLE) from None
     except Exception:  # the types differ from server to server
         raise HTTPError(400, "the body is badly chunked, or too long") from None
     if len(body) > BODY_LIMIT:
-        raise too_long
+        raise HTTPError(413, TOO_LONG)
     if len(body) < length:
-        raise HTTPError(408, "the body did not come in whole; send it again")
+        raise HTTPError(408, NOT_WHOLE)
     return body
 
 

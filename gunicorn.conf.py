@@ -8,16 +8,14 @@ import subprocess
 import sys
 from typing import Any
 
-START = os.path.join(os.path.dirname(__file__), "start.py")
 new_token = secrets.token_urlsafe(32)
 
 
 def on_starting(server: Any) -> None:
-    """Check the settings and open the database, in a process of its own; exit if that fails.
-
-    gevent has to patch a worker before it imports the service, so this one must not.
-    """
-    if subprocess.run([sys.executable, START]).returncode:
+    """Check the settings and open the database; exit if that fails."""
+    # In a process of its own: gevent has to patch a worker before that imports the service.
+    start = os.path.join(os.path.dirname(__file__), "start.py")
+    if subprocess.run([sys.executable, start]).returncode:
         sys.exit(1)
 
 

@@ -28,8 +28,9 @@ class Plant(NamedTuple):
     tag: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the members of the plant as a JSON object; a tag of None is left out."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        """Return it as a JSON object of the shape Plant: without its id, nor a tag of None."""
+        members = self._asdict().items()
+        return {name: value for name, value in members if name != "id" and value is not None}
 
 
 class InvalidPlant(Exception):

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import gevent
 from gevent import monkey
+from gevent.util import wrap_errors
 
 from app import App, create_app
 from engines.sqlite import SQLiteEngine
@@ -57,17 +58,9 @@ def get_storage(url: str) -> Storage:
 def call_in_thread(function: Function) -> None:
     """Call what blocks in a real thread, as all others are greenlets. Raises what it raises."""
     gather()
-    if error := gevent.get_hub().threadpool.apply(attempt, (function,)):
+    # The pool prints what is raised in it, with the plants that are in the way; so it is returned.
+    if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, function)):
         raise error
-
-
-def attempt(function: Function) -> Exception | None:
-    """Call `function`; return what it raises, as gevent's pool would print that with its values."""
-    try:
-        function()
-    except Exception as error:
-        return error
-    return None
 
 
 def call_with_limit(function: Function) -> None:

@@ -36,10 +36,7 @@ class Locked(Unavailable):
 
 
 class Engine(Protocol):
-    """A database with a table of plants, used by one thread at a time.
-
-    Whatever is called first opens the database, and makes the table if there is none.
-    """
+    """A database with a table of plants, used by one thread at a time; its first use opens it."""
 
     description: str  # what the database is and where, without a password
 
@@ -49,13 +46,13 @@ class Engine(Protocol):
     def insert(self, plants: Sequence[Plant]) -> Mapping[int, Plant]:
         """Store durably the plants whose id is new; return what is stored under the ids of all.
 
-        They are in the order of id, and no id is given twice. All are stored, or none. Without
-        plants it writes what proves, as durably, that plants could be stored. Raises Rejected or
-        Locked if one of the plants may be at fault, else Unavailable.
+        They are sorted by id, and each id is there once. All are stored, or none. Without plants,
+        it writes what proves, as durably, that they could be stored. Raises Rejected or Locked if
+        one of the plants may be at fault, else Unavailable.
         """
 
     def close(self) -> None:
-        """Close the connection, if there is one. Raises nothing."""
+        """Close the connection, if there is one."""
 
 
 BUSY = Unavailable("the storage is busy or hangs")
@@ -78,7 +75,7 @@ class Storage:
     """
 
     def __init__(self, engine: Engine, call: Callable[[Function], None]) -> None:
-        """Use the engine only in functions that `call` is given, which calls each and returns."""
+        """Let `call` call each function that uses the engine; it raises what that raises."""
         self.engine, self._call = engine, call
         # The first entry makes the writer open the database before a request comes.
         self._queue = deque([Entry(None)])
@@ -95,7 +92,7 @@ class Storage:
         self._wait_for(Entry(plant), ADD_LIMIT)
 
     def check(self, limit: float) -> None:
-        """Raise Unavailable or Rejected unless plants can be stored; take `limit` seconds at most.
+        """Raise Rejected or Unavailable if no plants can be stored; take `limit` seconds at most.
 
         Anybody may ask, and each write is a sync: one of the last second is proof enough.
         """

@@ -53,6 +53,7 @@ class Worker(GeventWorker):
             gevent.sleep(self.check_interval)
         for server in self.servers:
             server.close()
+        gevent.sleep(0)  # who was just accepted becomes a client
         while self.clients:  # the master ends it after graceful_timeout
             self.notify()
             gevent.sleep(self.check_interval / 10)
@@ -71,9 +72,7 @@ class Worker(GeventWorker):
     def handle(self, listener: Any, sock: Any, addr: Any) -> None:
         """Serve a client; if there are too many, cut the one that we have waited for longest."""
         if len(self.clients) >= FULL * self.worker_connections:
-            oldest = min(self.clients, key=operator.attrgetter("since"))
-            if oldest.since < math.inf:
-                oldest.cut()
+            min(self.clients, key=operator.attrgetter("since")).cut()
         client = Client(sock)
         client.expect_request(self.cfg.keepalive)
         self.clients.add(client)
@@ -102,8 +101,6 @@ class Worker(GeventWorker):
 
     def handle_error(self, req: Any, client: "Client", addr: Any, exc: BaseException) -> None:
         """Let the application refuse, with an Error, what is no request that it can be given."""
-        if isinstance(exc, gevent.GreenletExit):  # the worker ends
-            return
         if not isinstance(exc, errors.ParseException):  # what was answered is sent all the same
             self.log.exception("a request failed in the server")
             return
@@ -133,7 +130,7 @@ class Client:
     def expect_request(self, limit: float) -> None:
         """Wait so many seconds for a request to begin."""
         self.is_idle, self._room = True, ROOM
-        self._wait(limit)
+        self.since, self.limit = time.monotonic(), limit
 
     def begin(self) -> None:
         """Start with a request: now it is our turn, and nobody waits for the client."""
@@ -170,8 +167,7 @@ class Client:
         """Send what was kept."""
         if self._unsent:
             data, self._unsent = self._unsent, b""
-            self._wait(LIMIT)
-            self.is_sending = True
+            self.since, self.limit, self.is_sending = time.monotonic(), LIMIT, True
             while data:  # most often once; gevent's sendall() asks for the buffer's size first
                 data = data[self._sock.send(data) :]
             self.is_sending = False
@@ -188,15 +184,11 @@ class Client:
         with contextlib.suppress(OSError):
             if self._unsent:
                 self.flush()
-                self._wait(LAST_LIMIT)
+                self.since, self.limit = time.monotonic(), LAST_LIMIT
                 self._sock.shutdown(socket.SHUT_WR)
                 while self._sock.recv(2**16):
                     gevent.sleep(0)
         self._sock.close()
-
-    def _wait(self, limit: float) -> None:
-        """Wait so many seconds for the client, from now on."""
-        self.since, self.limit = time.monotonic(), limit
 
 
 def is_read(reader: Any) -> bool:

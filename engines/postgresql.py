@@ -47,7 +47,7 @@ class PostgreSQLEngine(Engine):
         previous = self._connection
         rows = json.dumps([plant._asdict() for plant in plants])
         try:
-            connection = self._connection = self._connection or self._connect()
+            connection = self._connection or self._connect()
             cursor = connection.execute(INSERT if plants else TRY_A_WRITE, [rows])
             if not self._is_replicated:
                 raise Unavailable("committed, but maybe not on the standbys")
@@ -80,17 +80,13 @@ class PostgreSQLEngine(Engine):
 
     def _connect(self) -> psycopg.Connection:
         """Connect, and create the table if there is none."""
-        connection = psycopg.connect(
+        connection = self._connection = psycopg.connect(
             **self._server, autocommit=True, cursor_factory=psycopg.ClientCursor
         )
-        try:
-            if connection.execute("SELECT to_regclass('plants')").fetchone() == (None,):
-                # Of several processes that create it at once, those that come too late fail.
-                with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
-                    connection.execute(SCHEMA)
-        except BaseException:
-            connection.close()
-            raise
+        if connection.execute("SELECT to_regclass('plants')").fetchone() == (None,):
+            # Of several processes that create it at once, those that come too late fail.
+            with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
+                connection.execute(SCHEMA)
         connection.add_notice_handler(self._note)
         self._is_replicated = True
         info = connection.info
