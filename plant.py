@@ -15,7 +15,6 @@ TYPES |= {type(None): "null", Decimal: "a number with a fraction or an exponent"
 RULES = {  # the patterns in schemas/ are all against NUL
     "minimum": "must be at least {}",
     "maximum": "must be at most {}",
-    "enum": "must be one of {}",
     "pattern": "must not contain NUL",
 }
 

@@ -22,19 +22,14 @@ TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # a b64token (RFC 6750 section 
 
 def get_app() -> App:
     """Return the application that the environment describes. Raises ValueError."""
-    tokens = read_tokens()
-    return create_app(get_storage(read_url()), tokens)
-
-
-def read_url() -> str:
-    """Return DATABASE_URL, or its default. Raises ValueError where there is none."""
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         raise ValueError(
-            "DATABASE_URL is not set. Where PORT is set, as platforms do, it must be: a file on a "
-            "disk that lasts, as in sqlite:////data/plants.db, or a PostgreSQL server. For a demo "
-            "whose plants may be lost at each deploy, set it to sqlite:///plants.db"
+            "DATABASE_URL must be set where PORT is: to a file on a disk that lasts, as in "
+            "sqlite:////data/plants.db, or to a PostgreSQL server. For a demo that may lose its "
+            "plants at each deploy, set it to sqlite:///plants.db"
         )
-    return os.environ.get("DATABASE_URL", "sqlite:///plants.db")
+    tokens = read_tokens()
+    return create_app(get_storage(os.environ.get("DATABASE_URL", "sqlite:///plants.db")), tokens)
 
 
 def get_storage(url: str) -> Storage:

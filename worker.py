@@ -114,10 +114,7 @@ class Worker(GeventWorker):
 
 
 class Client:
-    """A client's socket, and the clock that says for how long we wait for it.
-
-    It sends each answer in one piece.
-    """
+    """A client's socket, and the clock that says for how long we wait for it."""
 
     def __init__(self, sock: Any) -> None:
         """Wrap a socket of gevent."""
@@ -137,10 +134,7 @@ class Client:
         self.is_idle, self._began, self.since = False, time.monotonic(), math.inf
 
     def recv(self, size: int) -> Any:
-        """Receive a part of a request; b"" where the client has ended.
-
-        Raises ConnectionResetError where it was cut, LimitRequestHeaders where there is no room.
-        """
+        """Receive a part of a request; b"" where the client has ended. Raises if it is too long."""
         self.flush()  # it may wait for a 100 Continue
         if not self._room:
             raise errors.LimitRequestHeaders("")
@@ -150,7 +144,7 @@ class Client:
         if self.is_idle:  # also if it was cut: a request that is there already is read once
             self.begin()
         elif self.is_done:
-            raise ConnectionResetError(errno.ECONNRESET, "the client was too slow")
+            raise ConnectionResetError(errno.ECONNRESET, "the client was too slow, and is cut")
         self.since = math.inf
         data = self._sock.recv(min(size, self._room))
         self._room -= len(data)

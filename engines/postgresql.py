@@ -40,9 +40,6 @@ class PostgreSQLEngine(Engine):
         self._connection: psycopg.Connection | None = None
         self._is_replicated = True  # whether the commits of the connection waited for the standbys
 
-    def locked(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
     def insert(self, plants: Sequence[Plant]) -> Mapping[int, Plant]:
         previous = self._connection
         rows = json.dumps([plant._asdict() for plant in plants])
@@ -112,10 +109,10 @@ def parse_url(url: str) -> dict[str, Any]:
         raise ValueError(wrong) from None
     if any("@" in str(given.get(name)) for name in ("host", "port", "dbname")):  # as may this one
         raise ValueError(wrong)
-    defaults = {
+    return {
         "connect_timeout": 2,  # seconds, for each address
-        "fallback_application_name": "plants",
         "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
         "target_session_attrs": "read-write",  # of several servers, that for writes
+        **given,
+        "client_encoding": "utf8",
     }
-    return {**defaults, **given, "client_encoding": "utf8"}

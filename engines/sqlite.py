@@ -62,8 +62,7 @@ class SQLiteEngine(Engine):
             found = connection.execute(INSERT.format(rows=rows) if plants else TRY_A_WRITE, values)
             stored = {plant.id: plant for plant in map(Plant._make, found)}
             if find_files(self._path) != self._files:  # what is stored is lost: nobody gets a 200
-                lost = f"{self._path} was deleted or replaced"
-                raise Unavailable(f"{lost}: see docs/data.md, and only then restart")
+                raise Unavailable(f"{self._path} was deleted or replaced: see docs/data.md")
         return stored
 
     def close(self) -> None:
@@ -99,8 +98,10 @@ class SQLiteEngine(Engine):
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the table if there is none, and all that is in the file durable."""
-        (number,) = connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        select = (
+            "SELECT application_id, (SELECT count(*) FROM sqlite_schema) FROM pragma_application_id"
+        )
+        number, tables = connection.execute(select).fetchone()
         if not tables:
             self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}, which is new"
         elif number != APPLICATION_ID:
