@@ -7,7 +7,7 @@ docs/page-dark.png.
 import tempfile
 from pathlib import Path
 
-from tests.ci.test_page import Page, chromium
+from tests.ci.test_page import Page
 from tests.support.server import ROOT, Server
 
 
@@ -16,14 +16,13 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         Server(Path(folder)) as server,
-        chromium(Path(folder)) as browser,
+        Page(Path(folder), server) as page,
     ):
         for scheme in ("light", "dark"):
-            page = Page(browser, server.port)
-            page.show(1180, 820, scheme)
-            page.send("200", id="7", name="Monstera", tag="indoor")
-            page.run("scrollTo(0, 0); document.activeElement.blur()")
-            browser.save_screenshot(ROOT / f"docs/page-{scheme}.png")
+            page.show(1180, 680, scheme)
+            page.send("200", "7", "Monstera", "indoor")
+            page.execute_script("document.activeElement.blur()")
+            page.save_screenshot(ROOT / f"docs/page-{scheme}.png")
 
 
 if __name__ == "__main__":
