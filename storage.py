@@ -15,6 +15,7 @@ from plant import Plant
 
 ADD_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 BATCH_LIMIT = 200  # plants; the commit of a larger batch would keep others waiting
+LOCK_LIMIT, PART_LOCK_LIMIT = 100, 1  # milliseconds that a batch, or a part, waits for a locked row
 
 Function: TypeAlias = Callable[[], None]
 
@@ -44,12 +45,12 @@ class Engine(Protocol):
         """Keep other processes from writing meanwhile, if need be. Raises Unavailable."""
         return contextlib.nullcontext()
 
-    def insert(self, plants: Sequence[Plant]) -> Mapping[int, Plant]:
+    def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         """Store durably the plants whose id is new; return what is stored under the ids of all.
 
         They are sorted by id, and each id is there once. All are stored, or none. Without plants,
-        it writes what proves, as durably, that they could be stored. Raises Rejected or Locked if
-        one of the plants may be at fault, else Unavailable.
+        it writes what proves, as durably, that they could be stored. Raises Rejected, or Locked
+        after `lock_limit` milliseconds, if one of the plants may be at fault, else Unavailable.
         """
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class Storage:
                 self._store(plants)
             if checks := [entry for entry in self._batch if not entry.plant]:
                 if self._stored_at < start:  # there are no plants, or all are at fault
-                    self.engine.insert([])
+                    self.engine.insert([], LOCK_LIMIT)
                     self._stored_at = time.monotonic()
                 for entry in checks:
                     entry.failure = None
@@ -150,18 +151,19 @@ class Storage:
             while len(self._batch) < BATCH_LIMIT:
                 self._batch.append(self._queue.popleft())
 
-    def _store(self, plants: dict[Entry, Plant]) -> None:
-        """Store plants as one batch; if one of them may be at fault, each alone."""
+    def _store(self, plants: dict[Entry, Plant], lock_limit: int = LOCK_LIMIT) -> None:
+        """Store plants as one batch; if one of them may be at fault, each half alone."""
         # Each id once; sorted, as two batches with the same ids in different order can deadlock.
         unique = sorted({plant.id: plant for plant in reversed(plants.values())}.values())
         try:
-            stored = self.engine.insert(unique)
+            stored = self.engine.insert(unique, lock_limit)
         except (Locked, Rejected) as error:
-            for entry, plant in plants.items():
-                if len(plants) == 1:
-                    entry.failure = error
-                else:
-                    self._store({entry: plant})
+            entries, middle = list(plants), len(plants) // 2
+            if not middle:
+                entries[0].failure = error
+                return
+            for half in (entries[:middle], entries[middle:]):
+                self._store({entry: plants[entry] for entry in half}, PART_LOCK_LIMIT)
             return
         self._stored_at = time.monotonic()
         for entry, plant in plants.items():

@@ -20,7 +20,7 @@ SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text
 INSERT = f"""
     SET LOCAL synchronous_commit = on;
     SET LOCAL statement_timeout = '4s';
-    SET LOCAL lock_timeout = '100ms';
+    SET LOCAL lock_timeout = %s;
     INSERT INTO plants ({COLUMNS})
     SELECT {COLUMNS} FROM json_to_recordset(%s::json) AS plant (id int8, name text, tag text)
     ON CONFLICT (id) DO UPDATE SET name = plants.name RETURNING {COLUMNS}"""
@@ -40,12 +40,12 @@ class PostgreSQLEngine(Engine):
         self._connection: psycopg.Connection | None = None
         self._is_replicated = True  # whether the commits of the connection waited for the standbys
 
-    def insert(self, plants: Sequence[Plant]) -> Mapping[int, Plant]:
+    def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         previous = self._connection
         rows = json.dumps([plant._asdict() for plant in plants])
         try:
             connection = self._connection or self._connect()
-            cursor = connection.execute(INSERT if plants else TRY_A_WRITE, [rows])
+            cursor = connection.execute(INSERT if plants else TRY_A_WRITE, [lock_limit, rows])
             if not self._is_replicated:
                 raise Unavailable("committed, but maybe not on the standbys")
             # Each statement has a result; this is the last one's.
@@ -60,7 +60,7 @@ class PostgreSQLEngine(Engine):
             is_lost = previous is not None and previous.closed
             self.close()
             if is_lost:  # as where the server was restarted: on a new one, it can be done again
-                return self.insert(plants)
+                return self.insert(plants, lock_limit)
             # What follows the first line says the same of other addresses.
             raise Unavailable(str(error).partition("\n")[0]) from None
         except BaseException:  # such as a timeout: nobody knows what the connection still does

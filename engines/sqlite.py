@@ -54,7 +54,7 @@ class SQLiteEngine(Engine):
         finally:
             os.close(lock)
 
-    def insert(self, plants: Sequence[Plant]) -> Mapping[int, Plant]:
+    def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         rows = ", ".join([ROW] * len(plants))
         values = [value for plant in plants for value in plant]
         with explained(self._path):
