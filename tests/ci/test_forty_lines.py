@@ -19,6 +19,7 @@ PARTS = [part for part in re.split("(?m)^## ", PAGE) if "\n```" in part]
 SETUP, *RUNGS, LAST = [re.findall(r"(?ms)^```(?:sh)?\n(.*?)^```$", part) for part in PARTS]
 START_FORTY, START_SERVICE, POST = SETUP
 COPY, START_COPY = START_FORTY.splitlines()
+AGAIN = ["rm -rf forty", COPY]
 PATCHES = re.findall(r"`(patch -p1 < [\w.-]+)`", PAGE)  # one a rung, as it is typed
 MENDED = "# After the patch:\n"  # between the two outputs of a rung
 PORTS = {number: str(free_port()) for number in ("8040", "8043", "8000")}
@@ -64,7 +65,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def climb(folder: Path, patching: list[str]) -> str:
     """Copy the forty lines and patch them; return what they are then."""
-    shutil.rmtree(folder / "forty", ignore_errors=True)
     printed = shell(folder, "\n".join(patching))
     assert re.fullmatch(r"(patching file (app|gunicorn\.conf)\.py\n)*", printed)  # each line fits
     return shell(folder, "cat forty/*.py")
@@ -76,7 +76,7 @@ def test_a_rung_prints_what_is_shown(folder: Path, number: int, rung: list[str])
     typed, shown = [re.sub(FEWER, "fewer commits", text) for text in rung]
     before, after = shown.split(MENDED)
     for mended, lines in enumerate([before, after]):
-        climb(folder, [COPY, *PATCHES[: number + mended]])
+        climb(folder, [*AGAIN, *PATCHES[: number + mended]])
         with running(folder, f"cd forty\n{START_COPY}", "8040"):
             printed = shell(folder, POST + typed).splitlines(keepends=True)
         of_the_service = re.findall("(?m)^(?:8000: |.*service).*\n", before) if mended else []
@@ -84,6 +84,6 @@ def test_a_rung_prints_what_is_shown(folder: Path, number: int, rung: list[str])
 
 
 def test_one_command_makes_what_the_last_rung_leaves(folder: Path) -> None:
-    """And there is no patch that the page does not have."""
-    assert climb(folder, [COPY, *PATCHES]) == climb(folder, LAST)
+    """Typed where that is; and there is no patch that the page does not have."""
+    assert climb(folder, [*AGAIN, *PATCHES]) == climb(folder, LAST)
     assert len(PATCHES) == len(list((folder / "docs" / "forty-lines").glob("*.patch")))
