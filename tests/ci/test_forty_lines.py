@@ -84,6 +84,7 @@ def test_a_rung_prints_what_is_shown(folder: Path, number: int, rung: list[str])
 
 
 def test_one_command_makes_what_the_last_rung_leaves(folder: Path) -> None:
-    """Typed where that is; and there is no patch that the page does not have."""
+    """Where that is already, too; and there is no patch that the page does not have."""
     assert climb(folder, [*AGAIN, *PATCHES]) == climb(folder, LAST)
     assert len(PATCHES) == len(list((folder / "docs" / "forty-lines").glob("*.patch")))
+    assert f"{shell(folder, 'grep -c . forty/app.py').strip()} lines" in PAGE
