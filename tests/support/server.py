@@ -22,12 +22,26 @@ GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
 HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-STORED = 200  # the status that says that a plant is stored: no other place says so
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")  # of gunicorn, when all is well
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
 QUICK, SHORT, PATIENT = (  # see workers.py
     f"--worker-class=tests.support.workers.{name}" for name in ("Quick", "Short", "Patient")
 )
+
+
+class Success(int):
+    """Equal to each status of success; the one that is sent is said in one test of test_app.py."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, status: object) -> bool:
+        return isinstance(status, int) and 200 <= status < 300
+
+    def __ne__(self, status: object) -> bool:
+        return not self == status
+
+
+STORED = Success(200)  # what says that a plant is stored
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
