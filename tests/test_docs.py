@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from start import read_url
 from tests.ci.test_docs import ELSEWHERE, TYPED
 from tests.support.pages import BLOCK, PAGES, table
 from tests.support.server import ROOT
@@ -27,15 +26,13 @@ def test_links_lead_somewhere_and_files_that_are_named_exist(page):
     assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
 
 
-def test_the_table_of_variables_has_all_that_are_read(monkeypatch):
+def test_the_table_of_variables_has_all_that_are_read():
     """And no others."""
     code = "".join(file.read_text() for file in (ROOT / "start.py", ROOT / "gunicorn.conf.py"))
     read = set(re.findall(r'"(PLANTS_[A-Z]+|DATABASE_URL|PORT|WEB_CONCURRENCY)"', code))
     rows = {row[0].strip("`"): row[1].strip("`") for row in table("variable")}
     assert set(rows) == read
-    for name in read:
-        monkeypatch.delenv(name, raising=False)
-    assert rows["DATABASE_URL"] == read_url()
+    assert f'"{rows["DATABASE_URL"]}"' in code
 
 
 def test_the_limits_of_gunicorn_are_those_that_are_stated(serve):
