@@ -91,20 +91,20 @@ def test_another_plant_with_the_id_is_a_409(client, stored, first, other):
     assert stored() == [(7, first.get("name", "n"), first.get("tag"))]
 
 
-@pytest.mark.parametrize("host", ["localhost", "[::1]:80", "one.example,two.example", "", None])
+@pytest.mark.parametrize("host", ["one.example,two.example", "", None])
 def test_without_one_host_every_request_is_a_400(client, host):
     """RFC 9112 section 3.2, before anything else; HTTP/1.0 may do without. Two come as a list."""
     request = TestRequest.blank("/nothing")
-    request.environ |= {"SERVER_PROTOCOL": "HTTP/1.1", "HTTP_HOST": host}
+    request.environ["HTTP_HOST"] = host
     if host is None:
         del request.environ["HTTP_HOST"]
-    answer = client.do_request(request, expect_errors=True)
-    if host in ("localhost", "[::1]:80"):
-        refused(answer, 404)
-    else:
-        refused(answer, 400, "Host must be a host and port")
-    request.environ["SERVER_PROTOCOL"] = "HTTP/1.0"
-    refused(client.do_request(request, expect_errors=True), 404)
+    for version, status in ("HTTP/1.0", 404), ("HTTP/1.1", 400):
+        request.environ["SERVER_PROTOCOL"] = version
+        refused(
+            client.do_request(request, expect_errors=True),
+            status,
+            "Host must be" if status == 400 else "nothing",
+        )
 
 
 NO_TOKENS = [None, "", TOKEN, f"Basic {TOKEN}", f"Bearer{TOKEN}", f"Bearer\t{TOKEN}"]
@@ -156,16 +156,6 @@ def test_what_is_not_declared_as_plain_json_is_a_415(client, stored, header, val
         must = {"Content-Type": JSON, "Content-Encoding": "identity"}[header]
         refused(answer, 415, f"{header} must be {must}")
         assert answer.headers[header.replace("Content", "Accept").removesuffix("-Type")] == must
-
-
-@pytest.mark.parametrize(
-    "path", ["/plants/", "/Plants", "/%00%C3%A9%22%0a", "/plants/" + "7" * 3000]
-)
-def test_an_unknown_path_is_a_404(client, stored, path):
-    """Its message names the path, but never has more than a thousand characters."""
-    answer = client.post_json(path, MONSTERA, expect_errors=True)
-    assert len(refused(answer, 404, f"nothing at {unquote(path)}"[:900])) <= 1000
-    assert stored() == []
 
 
 def test_the_order_of_checks(client, stored):
@@ -221,17 +211,13 @@ SANE_IDS = ["abc-123", "4bf92f35-77b3-4da6/a.b:c_d+e=f@g", "x" * 128]
 
 
 @pytest.mark.parametrize("sent", [*SANE_IDS, "a b", "x" * 129, '"q"', "\xf6", "1,2", "", None])
-def test_every_answer_has_a_request_id_the_clients_own_if_that_is_sane(client, sent):
-    found = []
-    for method, path in ("GET", "/healthz"), ("GET", "/x"), ("GET", "/plants"), ("POST", "/plants"):
-        headers = {} if sent is None else {"X-Request-ID": sent}
-        answer = client.request(path, method=method, headers=headers, expect_errors=True)
-        found += answer.headers.getall("X-Request-ID")
+def test_an_answer_has_the_clients_request_id_if_that_is_sane_and_else_a_new_one(client, sent):
+    answers = [post(client, MONSTERA, X_Request_ID=sent) for _ in range(2)]
+    first, second = [answer.headers["X-Request-ID"] for answer in answers]
     if sent in SANE_IDS:
-        assert found == [sent] * 4
+        assert first == second == sent
     else:
-        assert len(set(found)) == 4
-        assert all(re.fullmatch("(?!0{8})[0-9a-f]{32}", each) for each in found)
+        assert first != second and re.fullmatch("(?!0{8})[0-9a-f]{32}", first)
 
 
 def test_the_log_has_a_line_of_json_for_each_request_that_no_request_can_forge(client, capfd):
@@ -259,7 +245,10 @@ def test_a_line_of_the_log_is_one_write_that_fits_a_pipe(client, monkeypatch):
         end.callback(os.close, before := os.dup(1))
         os.dup2(write.fileno(), 1)
         end.callback(os.dup2, before, 1)
-        client.get("/" + "%F0%9F%8C%B5" * 999, headers={"X-Request-ID": "x" * 128}, status=404)
+        answer = client.get(
+            "/" + "%F0%9F%8C%B5" * 999, headers={"X-Request-ID": "x" * 128}, status=404
+        )
+        assert len(answer.json["message"]) == 1000
         assert len(line := read.recv(2**16)) < 4096
         assert json.loads(line)["id"] == "x" * 128 and line.endswith(b"}\n")
         with monkeypatch.context() as closed:

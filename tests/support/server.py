@@ -64,11 +64,6 @@ def receive(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(2**16), b""))
 
 
-def is_alive(pid: int) -> bool:
-    """Whether there is a process with this id."""
-    return Path(f"/proc/{pid}").exists()
-
-
 class Answer(NamedTuple):
     status: int
     headers: dict[str, str]  # by their names in lower case
@@ -95,17 +90,17 @@ class Server:
         self.url = own["DATABASE_URL"]
         number = len(list(folder.glob("server*.out")))
         self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]
-        descriptors = [listener.fileno()] if listener else []
-        address = f"fd://{listener.fileno()}" if listener else "127.0.0.1:0"
-        bind = [] if command else ["--bind", address]
+        command = command or HERE
+        if listener:
+            command = [GUNICORN, "--bind", f"fd://{listener.fileno()}"]
         with self.files[0].open("w") as out, self.files[1].open("w") as err:
             self.process = subprocess.Popen(
-                [*(command or [GUNICORN]), *bind, *arguments],
+                [*command, *arguments],
                 cwd=ROOT,
                 env={k: v for k, v in {**os.environ, **own}.items() if v is not None},
                 stdout=out,
                 stderr=err,
-                pass_fds=descriptors,
+                pass_fds=[listener.fileno()] if listener else [],
                 start_new_session=True,
             )
 
@@ -149,7 +144,8 @@ class Server:
 
         def look() -> list[int]:
             booted = map(int, re.findall(r"Booting worker with pid: (\d+)", self.err))
-            found = [pid for pid in booted if pid not in besides and is_alive(pid)]
+            alive = [pid for pid in booted if Path(f"/proc/{pid}").exists()]
+            found = [pid for pid in alive if pid not in besides]
             return found if len(found) == count else []
 
         return wait_until(look)
