@@ -1,11 +1,17 @@
-"""Locks that keep the service from writing to its SQLite file."""
+"""Locks that keep the service from storing anything, and requests that wait meanwhile."""
 
 import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from tests.support.server import wait_until
 
 
 @contextlib.contextmanager
@@ -26,3 +32,12 @@ def locked(database: Path) -> Iterator[None]:
         lock.execute("BEGIN IMMEDIATE")
         yield
         lock.execute("ROLLBACK")
+
+
+def queue_up(method: Callable[..., object], *arguments: object) -> Future[Any]:
+    """Let a thread call add() or check() of a storage; return once it waits in the queue."""
+    thread, pool = Future[int](), ThreadPoolExecutor(1)
+    outcome = pool.submit(lambda: thread.set_result(threading.get_ident()) or method(*arguments))
+    wait = threading.Condition.wait.__code__
+    wait_until(lambda: outcome.done() or sys._current_frames()[thread.result()].f_code is wait)
+    return outcome
