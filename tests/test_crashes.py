@@ -1,4 +1,4 @@
-"""What was answered with 200 is there after kill -9.
+"""What was acknowledged is there after kill -9.
 
 More rounds, and what happens where a sync fails, are in tests/ci/test_crashes.py; power cuts are in
 tests/ci/test_disk.py.

@@ -11,14 +11,6 @@ from pathlib import Path
 
 from tests.support.server import wait_until
 
-
-def damage_last_page(file: Path) -> None:
-    """Overwrite it, as a bad disk may."""
-    with file.open("r+b") as database:
-        database.seek(-4096, os.SEEK_END)
-        database.write(b"\xff" * 4096)
-
-
 EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h in Linux
 NO_LOG_FLUSH = struct.pack("I", 2)
 SIZE = 2**25

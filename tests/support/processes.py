@@ -1,16 +1,11 @@
-"""Other processes, what they use, and another user than the one who runs the tests."""
+"""Other processes, and what they use."""
 
 import multiprocessing
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.server import PATIENCE
-
-NOBODY = 65534
 
 
 def run_in_processes(*functions: Callable[[], object]) -> None:
@@ -22,18 +17,6 @@ def run_in_processes(*functions: Callable[[], object]) -> None:
         process.join(PATIENCE)
         process.kill()
     assert [process.exitcode for process in processes] == [0] * len(processes)
-
-
-@contextmanager
-def open_folder() -> Iterator[Path]:
-    """A folder that other users can reach, which pytest's own can't."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o777)
-    try:
-        yield folder
-    finally:
-        folder.chmod(0o777)
-        shutil.rmtree(folder)
 
 
 def memory(pid: int) -> float:

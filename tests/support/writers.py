@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.server import HEADERS, PATIENCE, wait_until
+from tests.support.server import HEADERS, PATIENCE, STORED, wait_until
 from tests.support.wire import NEW_IDS
 
 
 class Writers:
-    """Clients that post new plants, each again and again until it gets its 200."""
+    """Clients that post new plants, each again and again until it is stored."""
 
     def __init__(self, port: int, count: int = 8) -> None:
         """`count` is the number of clients."""
         self.sent: dict[int, str] = {}  # names by id
-        self.acknowledged: dict[int, str] = {}  # those of them that were answered with 200
+        self.acknowledged: dict[int, str] = {}  # those of them that are stored, as it says
         self.answers: Counter[int] = Counter()  # by status
         self.failures: Counter[type[Exception]] = Counter()  # of connections
         self.port, self.end = port, threading.Event()
@@ -53,7 +53,7 @@ class Writers:
         number, name = next(NEW_IDS), f"{random.random()}"
         self.sent[number] = name
         while not self.end.is_set():
-            if self.post(client, {"id": number, "name": name}) == 200:
+            if self.post(client, {"id": number, "name": name}) == STORED:
                 self.acknowledged[number] = name
                 return
 
