@@ -53,7 +53,7 @@ def engine(database) -> Iterator[SQLiteEngine]:
 def test_a_new_file_is_marked_as_ours_and_for_its_user_alone(engine, database):
     """Who can open a file, even to read it, can lock it and keep the service waiting."""
     with engine.locked():
-        engine.insert([])
+        engine.insert([ONE])
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.parent.iterdir()}
     assert modes == {f"plants.db{suffix}": 0o600 for suffix in ("", "-lock", "-shm", "-wal")}
     with contextlib.closing(sqlite3.connect(database)) as connection:

@@ -8,7 +8,6 @@ import copy
 import gc
 import operator
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,7 @@ import pytest
 
 from plant import Plant
 from start import get_storage
-from storage import Conflict, Engine, Locked, Rejected, Storage, Unavailable
+from storage import ADD_LIMIT, BATCH_LIMIT, Conflict, Engine, Locked, Rejected, Storage, Unavailable
 from tests.support.locks import queue_up
 from tests.support.processes import run_in_processes
 from tests.support.server import PATIENCE, wait_until
@@ -71,22 +70,25 @@ def engine() -> MemoryEngine:
 
 
 @pytest.fixture
-def memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    """A storage on that engine, which it has opened."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands still, in the place of the module time."""
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("storage.time", clock)
+    return clock
+
+
+@pytest.fixture
+def memory(
+    engine: MemoryEngine, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Storage]:
+    """A storage on that engine, which it has opened some time ago."""
     monkeypatch.setattr("storage.ADD_LIMIT", PATIENCE)
     with contextlib.closing(Storage(engine, operator.call)) as storage:
         wait_until(lambda: engine.inserts == [[]])
         with engine.lock:
             engine.inserts.clear()
+            clock.now += 2
         yield storage
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands still, in the place of the module time."""
-    clock = SimpleNamespace(now=time.monotonic(), monotonic=lambda: clock.now)
-    monkeypatch.setattr("storage.time", clock)
-    return clock
 
 
 def add_together(storage: Storage, engine: MemoryEngine, *plants: Plant) -> list[Future[None]]:
@@ -110,10 +112,14 @@ def test_the_database_is_open_before_the_first_request(engine):
         wait_until(lambda: engine.inserts == [[]])
 
 
+def test_limits_are_those_that_the_pages_name():
+    assert (ADD_LIMIT, BATCH_LIMIT) == (10, 200)  # seconds, plants
+
+
 def test_requests_that_wait_for_the_same_lock_share_batches(memory, engine, monkeypatch):
     """Of some plants at most, as others wait; sorted, and with each id once."""
     monkeypatch.setattr("storage.BATCH_LIMIT", 3)
-    requests = add_together(memory, engine, *plants(9, 3, 9), *plants(7, 1, 5, 2))
+    requests = add_together(memory, engine, *plants(9, 3, 9, 7, 1, 5, 2))
     assert kinds(requests) == [None] * 7
     assert engine.inserts == [plants(3, 9), plants(1, 5, 7), plants(2)]
 
@@ -162,9 +168,8 @@ def test_the_writer_goes_on_where_no_thread_can_be_started_or_the_lock_not_be_ha
     assert engine.table.keys() == {7}
 
 
-def test_who_gives_up_leaves_the_queue(memory, engine, clock, monkeypatch):
+def test_who_gives_up_leaves_the_queue(memory, engine, monkeypatch):
     """It is not stored later. Nothing ends the wait for a disk that hangs, so it is let alone."""
-    clock.now += 2
     disk = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr("storage.ADD_LIMIT", 0.05)
@@ -200,7 +205,6 @@ def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, clock, n
 
 def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine, clock):
     """Anybody may ask, and each write is a sync."""
-    clock.now += 2
     memory.add(ZERO)
     for seconds, writes in (0, 0), (0.9, 0), (0.2, 1), (0.9, 1):
         clock.now += seconds
