@@ -1,34 +1,40 @@
-"""The start and the stop of the service, as whoever runs it meets them; and other WSGI servers.
+"""The start and the stop of the service, as whoever runs it meets them; and other WSGI servers."""
 
-Options of gunicorn are in tests/ci/test_worker.py.
-"""
-
+import contextlib
+import json
 import os
 import re
 import select
 import shlex
 import signal
+import sqlite3
 import sys
 from pathlib import Path
 
 import pytest
 
+from engines.sqlite import APPLICATION_ID
+from start import get_storage
+from tests.support.locks import locked
 from tests.support.server import (
     LOG_LINE,
     PATIENCE,
     QUICK,
     ROOT,
+    STORED,
     free_port,
-    receive,
     stops_in_one_line,
     wait_until,
 )
 from tests.support.wire import HEAD, MONSTERA
 
+START = [sys.executable, "start.py"]
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 # the start
 
 
-def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, stored):
+def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, database, stored):
     """From nothing to a plant that survives kill -9, with what a newcomer has before them."""
     procfile = (ROOT / "Procfile").read_text()
     assert procfile == "web: gunicorn\n"
@@ -44,55 +50,79 @@ def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, st
     assert url == f"http://127.0.0.1:{port}/plants"  # though it listens at all addresses
     assert options[::2] == ["-H", "-H", "-d"]
     headers = dict(option.split(": ") for option in options[1:4:2])
-    status, _, answer = server.request("POST", "/plants", options[5], headers)
-    assert (status, answer) == (200, {"name": "Monstera", "tag": "indoor"})
-    assert len(headers["Authorization"]) > 40
+    for _ in range(10):  # in each worker
+        status, _, answer = server.request("POST", "/plants", options[5], headers)
+        assert (status, answer) == (STORED, {"name": "Monstera", "tag": "indoor"})
+    assert len(headers["Authorization"]) > 40 and server.err.count("Bearer ") == 1
     assert f"A page to try it is at http://127.0.0.1:{port}/\n" in server.err
-    assert server.send(b"GET / HTTP/1.0\r\n\r\n").endswith(b"</html>\n")
+    assert b"<form" in server.send(b"GET / HTTP/1.0\r\n\r\n")
     assert f"Listening at: http://0.0.0.0:{port} " in server.err
-    assert "plants.db\n" in server.err
+    found = f"plants are stored in SQLite {sqlite3.sqlite_version} in {database}"
+    assert f"\n{found}, which is new\n" in server.err
+    assert [json.loads(line)["status"] for line in server.out.splitlines()] == [STORED] * 11
     server.kill()
     assert stored() == [(7, "Monstera", "indoor")]
+    again = serve(command=START, DATABASE_URL=server.url)  # the check alone
+    assert (again.wait(), again.err) == (0, f"{found}\n")
 
 
-WRONG = {  # settings, and a part of the one line that says what to do
-    "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe": {"PLANTS_TOKENS": "too-short"},
-    "DATABASE_URL must name a file": {"DATABASE_URL": "mysql://host/plants"},
-    # A password that is not percent-encoded can be taken for another part of the URL.
-    "DATABASE_URL must be like": {"DATABASE_URL": "postgresql://u:p@SECRET@h/d"},
-    "user:pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p/SECRET@h/d"},
-    "@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:SECRET%@h/d"},
-    "pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p/x?SECRET@h/d"},
-    ":pass@host/db, percent-encoded": {"DATABASE_URL": "postgresql://u:p@h:SECRET@h/d"},
-    'query parameter: "pgbouncer"': {"DATABASE_URL": "postgresql://u:SECRET@h/d?pgbouncer=true"},
-    "/no/x": {"DATABASE_URL": "sqlite:////no/x/plants.db"},
-    "/dev/full": {"DATABASE_URL": "sqlite:////dev/full"},
-    "--preload is not possible here, leave it out": {"GUNICORN_CMD_ARGS": "--preload"},
-    "WEB_CONCURRENCY must not be 0": {"WEB_CONCURRENCY": "0"},
-    "--statsd-host is not": {"GUNICORN_CMD_ARGS": "--statsd-host=h:1"},
-    "--access-logformat is not": {"GUNICORN_CMD_ARGS": "--access-logformat=%(h)s"},
+WRONG_FILES = {  # what is said of a path, and how it is made
+    "No such file or directory": lambda path: path.parent.rmdir(),
+    "unable to open database file": Path.mkdir,
+    "is another program's; correct DATABASE_URL": lambda path: make_table(path, number=1),
+    "database is locked": lambda path: make_table(path, number=APPLICATION_ID),
 }
 
 
-def test_a_wrong_setting_stops_the_start_in_one_line(serve):
-    """The line says which and what to do; the master has started no worker."""
-    servers = {words: serve(**environment) for words, environment in WRONG.items()}
-    for words, server in servers.items():
-        stops_in_one_line(server, words)
-        assert server.wait() == 1 and "SECRET" not in server.err
+def make_table(path: Path, number: int) -> None:
+    """Make a file as a program with this application_id does."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.executescript(f"PRAGMA application_id = {number}; CREATE TABLE plants (id, name, tag)")
 
 
-@pytest.mark.parametrize("how", [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
-def test_a_start_that_waits_can_be_stopped(serve, silent, how):
-    """By Ctrl+C, which all processes get, or by a signal to one; it leaves no process behind."""
-    (kill, number), (url, listener) = how, silent
-    server = serve(DATABASE_URL=f"{url}?connect_timeout=600")
-    with listener.accept()[0] as connection:
-        connection.settimeout(PATIENCE)
-        kill(server.process.pid, number)
-        assert server.wait() == 1
-        receive(connection)  # until the process that has made it ends
-    assert LOG_LINE.sub("", server.err) == ""
+def test_a_wrong_setting_ends_the_start_in_one_line(serve, tmp_path):
+    """The line says what to do; the exit status is 1, and no worker was started."""
+    servers = {
+        "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe": serve(PLANTS_TOKENS="too-short"),
+        "DATABASE_URL must be set where PORT is: .*sqlite:///": serve(DATABASE_URL=None, PORT="0"),
+        "WEB_CONCURRENCY must not be 0": serve(WEB_CONCURRENCY="0"),
+    }
+    with contextlib.ExitStack() as stack:
+        for number, (words, make) in enumerate(WRONG_FILES.items()):
+            path = tmp_path / f"{number}" / "plants.db"
+            path.parent.mkdir()
+            make(path)
+            if "locked" in words:
+                stack.enter_context(locked(path))
+            where = f"plants can't be stored in SQLite .* in {path}: "
+            servers[where + f".*{words}"] = serve(command=START, DATABASE_URL=f"sqlite:///{path}")
+        for words, server in servers.items():
+            stops_in_one_line(server, words)
+            assert server.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mysql://host/plants", "must name a file like sqlite:///plants.db "),
+        ("sqlite:plants.db", "must name a file like sqlite:///plants.db "),
+        ("sqlite:///plants.db?mode=ro", "must name a file like sqlite:///plants.db "),
+        ("sqlite:///", "must name a file: "),
+        ("sqlite:///:memory:", "must name a file: "),
+        # A password that is not percent-encoded can be taken for another part of the URL.
+        ("postgresql://u:p@SECRET@h/d", "percent-encoded"),
+        ("postgresql://u:p/SECRET@h/d", "percent-encoded"),
+        ("postgresql://u:SECRET%@h/d", "percent-encoded"),
+        ("postgresql://u:p/x?SECRET@h/d", "percent-encoded"),
+        ("postgresql://u:p@h:SECRET@h/d", "percent-encoded"),
+        ("postgresql://u:SECRET@h/d?pgbouncer=true", 'query parameter: "pgbouncer"'),
+    ],
+)
+def test_a_url_that_names_no_storage_is_refused(url, words):
+    """And nothing of a password is repeated."""
+    with pytest.raises(ValueError, match=words) as error:
+        get_storage(url)
+    assert "SECRET" not in str(error.value)
 
 
 # the stop
@@ -100,8 +130,10 @@ def test_a_start_that_waits_can_be_stopped(serve, silent, how):
 
 def test_a_worker_that_is_starting_ends_at_once(serve):
     """It has no handlers of its own yet; in those of the master a signal would be lost."""
-    options = ["--worker-class=tests.support.workers.Starting", "--graceful-timeout=600"]
-    servers = {number: serve(*options) for number in (signal.SIGTERM, signal.SIGINT)}
+    servers = {
+        each: serve("--worker-class=tests.support.workers.Starting", "--graceful-timeout=600")
+        for each in SIGNALS
+    }
     for number, server in servers.items():
         assert server.workers()
         server.signal(number)
@@ -109,17 +141,19 @@ def test_a_worker_that_is_starting_ends_at_once(serve):
 
 
 def test_a_stop_says_nothing_but_what_gunicorn_says(serve):
-    """At Ctrl+C, which all processes get at once; no plant was stored, or none could be."""
+    """At Ctrl+C, which all processes get at once. A server that is away was waited for."""
     away = f"postgresql://user:secret-word@127.0.0.1:{free_port()}/plants"
-    servers = [serve(WEB_CONCURRENCY="1"), serve(WEB_CONCURRENCY="1", DATABASE_URL=away)]
+    servers = {
+        serve(WEB_CONCURRENCY="1"): "are stored in SQLite",
+        serve(WEB_CONCURRENCY="1", DATABASE_URL=away): "can't be stored in PostgreSQL: ",
+    }
     for server in servers:
         assert server.health() == (503 if server.url == away else 200)
         os.killpg(server.process.pid, signal.SIGINT)
-    for server in servers:
+    for server, words in servers.items():
         assert server.wait() == 0
-        said = LOG_LINE.sub("", server.err).splitlines()
-        assert all("the database is not available" in line for line in said), server.err
-        assert bool(said) == (server.url == away) and "secret-word" not in server.err + server.out
+        (said,) = LOG_LINE.sub("", server.err).splitlines()
+        assert said.startswith(f"plants {words}") and "secret-word" not in server.err + server.out
 
 
 def test_workers_do_not_outlive_their_master(serve):
@@ -155,7 +189,7 @@ def test_any_wsgi_server_stores_plants_for_good(serve, stored, start):
     """It may leave to the application where a body ends."""
     server = serve(**start)
     assert server.health() == 200
-    assert server.post(MONSTERA) == (200, {"name": "Monstera", "tag": "indoor"})
+    assert server.post(MONSTERA) == (STORED, {"name": "Monstera", "tag": "indoor"})
     assert server.post({**MONSTERA, "tag": "outdoor"})[0] == 409
     for line in (b"Content-Length: seven", b"Transfer-Encoding: chunked"):
         with server.connect() as connection:
