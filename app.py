@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, request
+from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, request, response
 
 from plant import InvalidPlant, openapi, parse_new_plant
 from storage import Conflict, Rejected, Storage, Unavailable
@@ -23,7 +23,7 @@ from storage import Conflict, Rejected, Storage, Unavailable
 BODY_LIMIT = 2**14  # bytes; a worker that parses a body serves nobody else meanwhile
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 MESSAGE_LIMIT = 1000  # characters of an Error's message, where a path may be long
-# Characters in the log, each of at most 1 and 12 bytes: a pipe takes 4,096 bytes in one piece.
+# Characters, of 1 and at most 12 bytes in the log: a pipe takes 4,096 bytes in one piece.
 REQUEST_LIMIT, REASON_LIMIT = 500, 250
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
@@ -81,15 +81,12 @@ class App(Bottle):
         if not REQUEST_ID.fullmatch(request_id):
             request_id = f"{random.getrandbits(128):032x}"
         common = [("X-Request-ID", request_id), *COMMON_HEADERS]
-        status = 0
 
-        def start(line: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            nonlocal status
-            status = int(line[:3])
-            return start_response(line, headers + common, exc_info)
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+            return start_response(status, headers + common, exc_info)
 
         answer: Iterable[bytes] = super().wsgi(environ, start)
-        write_log(environ, status, time.monotonic() - begin, request_id)
+        write_log(environ, response.status_code, time.monotonic() - begin, request_id)
         return answer
 
 
@@ -174,13 +171,13 @@ def require_json(environ: Mapping[str, Any]) -> None:
 def read_body(environ: Mapping[str, Any]) -> bytes:
     """Return the whole body, but read no further (PEP 3333). Raises HTTPError 413, 408 or 400."""
     # Bottle's request.body would undo a chunked encoding that the server has undone already.
-    is_chunked = "HTTP_TRANSFER_ENCODING" in environ and environ.get("wsgi.input_terminated")
+    has_end = environ.get("wsgi.input_terminated")
     declared = environ.get("CONTENT_LENGTH") or "0"
     length = int(declared) if declared.isdecimal() else 0
     if length > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
     try:
-        body = bytes(environ["wsgi.input"].read(BODY_LIMIT + 1 if is_chunked else length))
+        body = bytes(environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length))
     except OSError:  # RFC 9110 section 15.5.9: the client may repeat it
         raise HTTPError(408, NOT_WHOLE) from None
     except Exception:  # the types differ from server to server
@@ -211,4 +208,4 @@ def answer_error(error: HTTPError) -> bytes:
 
 def to_json(answer: Mapping[str, Any]) -> bytes:
     """Return `answer` as JSON; the line end is for shells, whose prompt would follow."""
-    return f"{json.dumps(answer, ensure_ascii=False)}\n".encode(errors="replace")
+    return f"{json.dumps(answer, ensure_ascii=False)}\n".encode()

@@ -54,8 +54,6 @@ keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a clo
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
 control_socket_disable = True  # nothing here is controlled through one
 http_parser = "python"  # not another one because a package of that name is there
-# No forwarded header is read: a SCRIPT_NAME or PATH_INFO would change the path. So it does not
-# matter from whom, as long as HTTP/2 is off; "*" saves the look at the address of each client.
-forwarder_headers = ""
+forwarder_headers = ""  # a SCRIPT_NAME or PATH_INFO among the headers would change the path
 secure_scheme_headers: dict[str, str] = {}
-forwarded_allow_ips = "*"
+forwarded_allow_ips = "*"  # as no such header is read, nor the address of each client

@@ -15,7 +15,7 @@ from engines.sqlite import SQLiteEngine
 from storage import Engine, Function, Rejected, Storage, Unavailable
 
 GATHER_LIMIT = 0.001  # seconds that a batch waits for requests, which in a flood never end
-BATCH_LIMIT = 8.0  # seconds for a batch on a server, connecting included
+CALL_LIMIT = 8.0  # seconds for a batch on a server, connecting included
 START_LIMIT = 3.0  # seconds that the check at the start waits
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # a b64token (RFC 6750 section 2.1)
 
@@ -24,9 +24,9 @@ def get_app() -> App:
     """Return the application that the environment describes. Raises ValueError."""
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         raise ValueError(
-            "DATABASE_URL must be set where PORT is: to a file on a disk that lasts, as in "
-            "sqlite:////data/plants.db, or to a PostgreSQL server. For a demo that may lose its "
-            "plants at each deploy, set it to sqlite:///plants.db"
+            "DATABASE_URL must be set where PORT is: to a PostgreSQL server, to a file on a disk "
+            "that lasts, like sqlite:////data/plants.db, or, for a demo whose plants may be lost "
+            "at each deploy, to sqlite:///plants.db"
         )
     tokens = read_tokens()
     return create_app(get_storage(os.environ.get("DATABASE_URL", "sqlite:///plants.db")), tokens)
@@ -53,7 +53,7 @@ def get_storage(url: str) -> Storage:
 def call_in_thread(function: Function) -> None:
     """Call what blocks in a real thread, as all others are greenlets. Raises what it raises."""
     gather()
-    # The pool prints what is raised in it, with the plants that are in the way; so it is returned.
+    # The pool would print what is raised in it, with plants; so it is returned.
     if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, function)):
         raise error
 
@@ -62,7 +62,7 @@ def call_with_limit(function: Function) -> None:
     """Call what waits cooperatively, but for no longer than a batch may take."""
     gather()
     reason = "the server hangs, or waits for a standby or a lock of the table"
-    with gevent.Timeout(BATCH_LIMIT, Unavailable(reason)):
+    with gevent.Timeout(CALL_LIMIT, Unavailable(reason)):
         function()
 
 

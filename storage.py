@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from plant import Plant
 
@@ -17,7 +17,7 @@ ADD_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 BATCH_LIMIT = 200  # plants; the commit of a larger batch would keep others waiting
 LOCK_LIMIT, PART_LOCK_LIMIT = 100, 1  # milliseconds that a batch, or a part, waits for a locked row
 
-Function: TypeAlias = Callable[[], None]
+Function = Callable[[], None]
 
 
 class Conflict(Exception):
@@ -46,11 +46,11 @@ class Engine(Protocol):
         return contextlib.nullcontext()
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
-        """Store durably the plants whose id is new; return what is stored under the ids of all.
+        """Store durably all plants whose id is new, or none; return what is there for each id.
 
-        They are sorted by id, and each id is there once. All are stored, or none. Without plants,
-        it writes what proves, as durably, that they could be stored. Raises Rejected, or Locked
-        after `lock_limit` milliseconds, if one of the plants may be at fault, else Unavailable.
+        Their ids are sorted, and differ. Without plants, it proves by as durable a write that they
+        could be stored. Raises Rejected, or Locked after `lock_limit` milliseconds, if one plant
+        may be at fault, else Unavailable.
         """
 
     def close(self) -> None:
@@ -72,8 +72,8 @@ class Entry:
 class Storage:
     """The plants in a database, for all threads of a process, until it is closed.
 
-    A commit costs as much for many plants as for one. So a request puts its plant into a queue
-    and waits; one thread, the writer, stores what is queued as one batch.
+    A commit costs as much for many plants as for one. So a request queues its plant and waits;
+    one thread, the writer, stores what is queued as one batch.
     """
 
     def __init__(self, engine: Engine, call: Callable[[Function], None]) -> None:
@@ -94,10 +94,8 @@ class Storage:
         self._wait_for(Entry(plant), ADD_LIMIT)
 
     def check(self, limit: float) -> None:
-        """Raise Rejected or Unavailable if no plants can be stored; take `limit` seconds at most.
-
-        Anybody may ask, and each write is a sync: one of the last second is proof enough.
-        """
+        """Raise Rejected or Unavailable if plants can't be stored; take `limit` seconds at most."""
+        # Anybody may ask, and each write is a sync: one of the last second is proof enough.
         if time.monotonic() > self._stored_at + 1:
             self._wait_for(Entry(None), limit)
 
@@ -113,7 +111,7 @@ class Storage:
         if not entry.done.wait(limit):
             with contextlib.suppress(ValueError):  # it is being stored
                 self._queue.remove(entry)
-        if entry.failure:  # others may share it, and its traceback would grow with each
+        if entry.failure:  # which others may share: its traceback would grow with each
             raise copy.copy(entry.failure) from entry.failure
 
     def _write(self) -> None:
@@ -135,48 +133,43 @@ class Storage:
         """Store what is queued as one batch, once the lock is there."""
         with self.engine.locked():
             self._take()
-            start = time.monotonic()
-            if plants := {entry: entry.plant for entry in self._batch if entry.plant}:
-                self._store(plants)
-            if checks := [entry for entry in self._batch if not entry.plant]:
-                if self._stored_at < start:  # there are no plants, or all are at fault
-                    self.engine.insert([], LOCK_LIMIT)
-                    self._stored_at = time.monotonic()
-                for entry in checks:
-                    entry.failure = None
+            if self._batch:  # not all have given up
+                self._store(self._batch)
 
     def _take(self) -> None:
-        """Move a batch out of the queue, from which requests that give up go meanwhile."""
+        """Move a batch out of the queue; requests that give up leave it meanwhile."""
         with contextlib.suppress(IndexError):
             while len(self._batch) < BATCH_LIMIT:
                 self._batch.append(self._queue.popleft())
 
-    def _store(self, plants: dict[Entry, Plant], lock_limit: int = LOCK_LIMIT) -> None:
-        """Store plants as one batch; if one of them may be at fault, each half alone."""
+    def _store(self, entries: Sequence[Entry], lock_limit: int = LOCK_LIMIT) -> None:
+        """Store entries as one batch; if a plant may be at fault, each half alone."""
         # Each id once; sorted, as two batches with the same ids in different order can deadlock.
-        unique = sorted({plant.id: plant for plant in reversed(plants.values())}.values())
+        plants = {entry.plant.id: entry.plant for entry in reversed(entries) if entry.plant}
         try:
-            stored = self.engine.insert(unique, lock_limit)
+            stored = self.engine.insert(sorted(plants.values()), lock_limit)
         except (Locked, Rejected) as error:
-            entries, middle = list(plants), len(plants) // 2
-            if not middle:
-                entries[0].failure = error
+            middle = len(entries) // 2
+            if middle and plants:
+                self._store(entries[:middle], PART_LOCK_LIMIT)
+                self._store(entries[middle:], PART_LOCK_LIMIT)
                 return
-            for half in (entries[:middle], entries[middle:]):
-                self._store({entry: plants[entry] for entry in half}, PART_LOCK_LIMIT)
+            for entry in entries:
+                entry.failure = error
             return
         self._stored_at = time.monotonic()
-        for entry, plant in plants.items():
-            entry.failure = None
-            if plant.id not in stored:
-                entry.failure = Rejected("it was not stored: a trigger keeps it out")
-            elif plant != stored[plant.id]:
+        for entry in entries:
+            if not entry.plant or entry.plant == stored.get(entry.plant.id):
+                entry.failure = None
+            elif entry.plant.id in stored:
                 entry.failure = Conflict("id: is taken by another plant, which stays as it is")
+            else:
+                entry.failure = Rejected("it was not stored: a trigger keeps it out")
 
     def _fail(self, error: Exception) -> None:
         """Let a batch fail, but for plants whose outcome is known."""
         self._stored_at = -math.inf
-        if not self._batch:  # the lock can't be had, or no thread be started
+        if not self._batch:  # it was not taken: there is no lock, or no thread
             self._take()
         for entry in self._batch:
             if entry.failure is BUSY:

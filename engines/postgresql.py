@@ -14,9 +14,9 @@ from storage import Engine, Locked, Rejected, Unavailable
 
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
-# One message, so one transaction, also where a pooler gives each another session. What is there
-# already is updated without a change, as a commit that only reads would not wait for the standbys,
-# where that plant may be missing. From JSON, as psycopg takes longer for arrays.
+# One message, so one transaction, also behind a pooler. What is there already is updated without a
+# change, as a commit that only reads would not wait for the standbys, where that plant may be
+# missing. From JSON, as psycopg takes longer for arrays.
 INSERT = f"""
     SET LOCAL synchronous_commit = on;
     SET LOCAL statement_timeout = '4s';
@@ -27,8 +27,7 @@ INSERT = f"""
 # A record that nobody reads, and that locks nothing: its commit waits like that of a plant.
 TRY_A_WRITE = f"{INSERT}; SELECT pg_logical_emit_message(true, 'plants', '')"
 # What one plant may be at fault for. An index limits the length of a text.
-FAULTS: tuple[type[psycopg.Error], ...] = (psycopg.IntegrityError, psycopg.DataError)
-FAULTS += (errors.RaiseException, errors.ProgramLimitExceeded)
+FAULTS = errors.IntegrityError, errors.DataError, errors.RaiseException, errors.ProgramLimitExceeded
 
 
 class PostgreSQLEngine(Engine):
@@ -56,7 +55,7 @@ class PostgreSQLEngine(Engine):
             raise Rejected(code) from None
         except errors.LockNotAvailable as error:
             raise Locked(str(error)) from None
-        except (psycopg.Error, UnicodeError) as error:  # not each name can be a host's
+        except (psycopg.Error, UnicodeError) as error:  # a host's name is too long for DNS
             is_lost = previous is not None and previous.closed
             self.close()
             if is_lost:  # as where the server was restarted: on a new one, it can be done again
@@ -86,10 +85,7 @@ class PostgreSQLEngine(Engine):
                 connection.execute(SCHEMA)
         connection.add_notice_handler(self._note)
         self._is_replicated = True
-        info = connection.info
-        self.description = (
-            f"PostgreSQL {info.server_version // 10000} in {info.dbname} at {info.host}"
-        )
+        self.description = f"PostgreSQL in {connection.info.dbname} at {connection.info.host}"
         return connection
 
     def _note(self, notice: errors.Diagnostic) -> None:
@@ -107,7 +103,7 @@ def parse_url(url: str) -> dict[str, Any]:
         if "URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
             wrong = f"DATABASE_URL: {error}".strip()
         raise ValueError(wrong) from None
-    if any("@" in str(given.get(name)) for name in ("host", "port", "dbname")):  # as may this one
+    if any("@" in str(given.get(name)) for name in ("host", "port", "dbname")):  # as may these
         raise ValueError(wrong)
     return {
         "connect_timeout": 2,  # seconds, for each address

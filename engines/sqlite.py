@@ -29,16 +29,10 @@ INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}}
 
 
 class SQLiteEngine(Engine):
-    """A connection to a file that several processes write to, one at a time.
-
-    All that writes or checkpoints holds a lock: at SQLite's own, processes sleep for milliseconds,
-    and SQLite before 3.51.3 can damage the file (sqlite.org/wal.html, "The WAL-Reset Bug").
-    """
+    """A connection to a file that several processes write to or checkpoint, one at a time."""
 
     def __init__(self, path: str) -> None:
-        """Name a file. Raises ValueError."""
-        if not path or path == ":memory:" or "\0" in path:
-            raise ValueError("DATABASE_URL must name a file: what is in memory is not stored")
+        """Name a file; raise ValueError where no file can have this name."""
         self._path = os.path.realpath(path)  # SQLite's other files are beside what a link leads to
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._connection: sqlite3.Connection | None = None  # once open, it is never opened again
@@ -46,7 +40,10 @@ class SQLiteEngine(Engine):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        with explained(name := f"{self._path}-lock"):
+        # At SQLite's own lock, processes sleep for milliseconds, and before 3.51.3 it lets them
+        # damage the file (sqlite.org/wal.html, "The WAL-Reset Bug").
+        name = f"{self._path}-lock"
+        with explained(name):
             lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)  # whoever may read it can lock it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -98,10 +95,8 @@ class SQLiteEngine(Engine):
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the table if there is none, and all that is in the file durable."""
-        select = (
-            "SELECT application_id, (SELECT count(*) FROM sqlite_schema) FROM pragma_application_id"
-        )
-        number, tables = connection.execute(select).fetchone()
+        (number,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if not tables:
             self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}, which is new"
         elif number != APPLICATION_ID:
@@ -110,7 +105,7 @@ class SQLiteEngine(Engine):
             raise Unavailable(f"{self._path}: no WAL mode on this file system; use a local disk")
         connection.executescript(PREPARE)
         # A killed process may leave frames in the WAL that can be read but are not synced: a retry
-        # would get a 200 for them. The checkpoint syncs them, before anything is answered.
+        # would get a 200 for them. The checkpoint syncs them first.
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is at work on it")
 

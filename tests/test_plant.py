@@ -16,6 +16,7 @@ from plant import SCHEMAS, InvalidPlant, parse_new_plant
 
 INTEGER = "id: must be an integer, not "
 FLOAT = f"{INTEGER}a number with a fraction or an exponent"
+TOO_MUCH = "the plant is nested too deeply, or has a number with too many digits"
 HALF = "the plant has half of a surrogate pair"
 TWICE = "the plant has two members of the same name"
 UNREADABLE = "the plant is not JSON that can be read: "
@@ -46,7 +47,7 @@ MISTAKES = {
     '{"id": 9223372036854775808, "name": "n"}': "id: must be at most 9223372036854775807",
     '{"id": -9223372036854775809, "name": "n"}': "id: must be at least -9223372036854775808",
     f'{{"id": {"1" * 4300}, "name": "n"}}': "id: must be at most 9223372036854775807",
-    f'{{"id": {"1" * 4301}, "name": "n"}}': "the plant has a number with too many digits",
+    f'{{"id": {"1" * 4301}, "name": "n"}}': TOO_MUCH,
     '{"id": 7, "name": "\\u0000", "tag": "a\\u0000\\n"}': "name: must not contain NUL; "
     "tag: must not contain NUL",
     '{"id": 7, "name": "\\ud800"}': HALF,
@@ -91,14 +92,13 @@ def test_what_is_no_json_is_refused_wherever_it_stands(text):
 @pytest.mark.parametrize("depth", [100, 1_000, 10_000, 30_000])
 def test_what_is_nested_is_taken_or_refused_however_deep_a_parser_goes(depth):
     """Python's goes to about 1,000 or 100,000, depending on its version."""
-    too_deep = "the plant is nested too deeply"
     quarter = depth // 4  # of brackets and names, of which each takes four bytes
     for nested in (b"[" * depth + b"]" * depth, b'{"":' * quarter + b"[]" + b"}" * quarter):
         assert refusal(nested)
         assert refusal(b'{"id": 7, "name": %b}' % nested)
-        assert refusal(b'{"id": 7, "name": "\\ud800", "x": %b}' % nested) in (HALF, too_deep)
+        assert refusal(b'{"id": 7, "name": "\\ud800", "x": %b}' % nested) in (HALF, TOO_MUCH)
         body = b'{"id": 7, "name": "\\u006e", "x": %b}' % nested
-        assert is_taken(body) or refusal(body) == too_deep
+        assert is_taken(body) or refusal(body) == TOO_MUCH
 
 
 def fill(form: str, item: str) -> bytes:

@@ -53,7 +53,7 @@ def engine(database) -> Iterator[SQLiteEngine]:
 def test_a_new_file_is_marked_as_ours_and_for_its_user_alone(engine, database):
     """Who can open a file, even to read it, can lock it and keep the service waiting."""
     with engine.locked():
-        engine.insert([ONE])
+        engine.insert([ONE], 100)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.parent.iterdir()}
     assert modes == {f"plants.db{suffix}": 0o600 for suffix in ("", "-lock", "-shm", "-wal")}
     with contextlib.closing(sqlite3.connect(database)) as connection:
@@ -68,7 +68,7 @@ def test_the_description_says_once_that_a_file_is_new(engine, database, content)
     database.touch()
     execute(database, content)
     for plant in ONE, TWO:
-        engine.insert([plant])
+        engine.insert([plant], 100)
     is_new = content != SCHEMA
     assert engine.description.partition(f" in {database}")[2] == ", which is new" * is_new
 
@@ -102,7 +102,7 @@ def test_every_connection_syncs_every_commit(engine, new_database, database, mon
 
     shutil.copy(new_database, database)
     monkeypatch.setattr(sqlite3, "connect", note)
-    engine.insert([ONE])
+    engine.insert([ONE], 100)
     names = ("synchronous", "fullfsync", "journal_mode")
     found = [connections[0].execute(f"PRAGMA {name}").fetchone()[0] for name in names]
     assert found == [2, 1, "wal"]
@@ -138,8 +138,8 @@ def test_a_file_that_is_replaced_while_it_is_opened_takes_no_plant(
 
     monkeypatch.setattr(sqlite3, "connect", connect_and_replace)
     with pytest.raises(Unavailable, match="was replaced while it was opened"):
-        engine.insert([ONE])
-    engine.insert([TWO])
+        engine.insert([ONE], 100)
+    engine.insert([TWO], 100)
     assert stored() == [(2, "two", None)]
 
 
@@ -185,7 +185,7 @@ def test_a_plant_does_not_depend_on_a_wal_whose_sync_failed(
     write_and_die(database, ONE)
     on_the_disk = Path(f"{database}-wal").read_bytes()
     write_and_die(database, TWO)
-    engine.insert([TWO])
+    engine.insert([TWO], 100)
     shutil.copy(database, later := tmp_path / "later.db")
     wal = Path(f"{database}-wal").read_bytes()
     Path(f"{later}-wal").write_bytes(on_the_disk if wal.startswith(on_the_disk) else wal)
@@ -198,7 +198,7 @@ def test_while_another_program_checkpoints_nothing_is_answered_for(new_database,
 
     def insert() -> None:
         with pytest.raises(Unavailable, match="another program is at work on it"):
-            engine.insert([ONE])
+            engine.insert([ONE], 100)
 
     shutil.copy(new_database, database)
     with contextlib.closing(sqlite3.connect(database)) as reader:
@@ -276,14 +276,14 @@ def test_closing_waits_for_the_lock(storage, database):
 def test_the_wal_does_not_stay_large(engine, database):
     """It grows while somebody reads, and begins anew once nobody does."""
     wal = Path(f"{database}-wal")
-    engine.insert([ONE])
+    engine.insert([ONE], 100)
     with contextlib.closing(sqlite3.connect(database)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM plants").fetchone()
-        engine.insert([Plant(number, "x" * 16_000) for number in range(2, 1000)])
+        engine.insert([Plant(number, "x" * 16_000) for number in range(2, 1000)], 100)
         assert wal.stat().st_size > 2**23
     for number in 1000, 1001:
-        engine.insert([Plant(number, "n")])
+        engine.insert([Plant(number, "n")], 100)
     assert wal.stat().st_size <= 2**23
 
 
@@ -291,5 +291,5 @@ def test_no_plant_stays_in_memory(engine):
     """Python's module would keep statements, each with what it was last used for."""
     before = memory(os.getpid())
     for count in range(1, 80):  # each time another statement
-        engine.insert([Plant(number, "x" * 16_000) for number in range(count)])
+        engine.insert([Plant(number, "x" * 16_000) for number in range(count)], 100)
     assert memory(os.getpid()) - before < 20  # MiB, of 50

@@ -44,6 +44,7 @@ class MemoryEngine(Engine):
     def __init__(self) -> None:
         self.table: dict[int, Plant] = {}
         self.inserts: list[list[Plant]] = []  # what each was given
+        self.lock_limits: list[int] = []  # as were these
         self.lock, self.is_closed = threading.Lock(), False
         self.before_lock = self.before_plants = self.before_check = lambda: None
 
@@ -51,8 +52,9 @@ class MemoryEngine(Engine):
         self.before_lock()
         return self.lock
 
-    def insert(self, plants: Sequence[Plant]) -> Mapping[int, Plant]:
+    def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         self.inserts.append(list(plants))
+        self.lock_limits.append(lock_limit)
         (self.before_plants if plants else self.before_check)()
         for plant in plants:
             if plant.name in FAULTS:
@@ -125,7 +127,7 @@ def test_requests_that_wait_for_the_same_lock_share_batches(memory, engine, monk
 
 
 def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine):
-    """If one may be at fault, each is stored alone; what does not come back was not stored."""
+    """If one may be at fault, each half is stored alone, and hardly waits for a lock; what does not come back was not stored."""
     memory.add(Plant(1, "one"))
     batch = {
         Plant(1, "one"): None,
@@ -138,10 +140,11 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine):
     assert kinds(add_together(memory, engine, *batch, ZERO, ZERO)) == [*batch.values(), None, None]
     at_fault = {Plant(3, "rejected"): Rejected, Plant(5, "locked"): Locked}
     for fault, kind in at_fault.items():
-        engine.inserts.clear()
+        engine.inserts.clear(), engine.lock_limits.clear()
         requests = add_together(memory, engine, fault, *batch, *plants(7))
         assert kinds(requests) == [kind, *batch.values(), None]
-        assert [len(each) for each in engine.inserts] == [6] + [1] * 8
+        assert [len(each) for each in engine.inserts][:3] == [6, 3, 2]
+        assert engine.lock_limits == [100] + [1] * (len(engine.inserts) - 1)
     assert engine.table.keys() == {0, 1, 2, 4, 7}
 
 
@@ -200,7 +203,8 @@ def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, clock, n
             checks = [queue_up(memory.check, PATIENCE) for _ in range(5)]
         assert kinds(requests) == [fault and type(fault)] * len(batch)
         assert kinds(checks) == [failure and type(failure) if writes else None] * 5
-        assert engine.inserts == [plants(1, name=name)] * len(batch) + [[]] * writes
+        assert engine.inserts[: len(batch)] == [plants(1, name=name)] * len(batch)
+        assert ([] in engine.inserts) == writes
 
 
 def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine, clock):
