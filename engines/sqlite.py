@@ -18,7 +18,7 @@ TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
 PREPARE = f"""
     PRAGMA synchronous = FULL; PRAGMA fullfsync = ON;
     PRAGMA journal_size_limit = {2**23};  -- bytes of plants.db-wal that stay once it was larger
-    BEGIN;
+    BEGIN IMMEDIATE;
     CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;
     {TRY_A_WRITE}; PRAGMA user_version = 1;
     COMMIT"""

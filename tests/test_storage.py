@@ -127,7 +127,10 @@ def test_requests_that_wait_for_the_same_lock_share_batches(memory, engine, monk
 
 
 def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine):
-    """If one may be at fault, each half is stored alone, and hardly waits for a lock; what does not come back was not stored."""
+    """If one may be at fault, each half is stored alone, and hardly waits for a lock.
+
+    What does not come back was not stored.
+    """
     memory.add(Plant(1, "one"))
     batch = {
         Plant(1, "one"): None,
