@@ -55,7 +55,7 @@ def test_the_readme_works_as_it_stands(serve, machine, request):
     start, test = block("sh", "python3 -m venv").strip(), re.search("(?m)^.*/pytest$", README)[0]
     install = f"{start} --version && .venv/bin/python{python} -m pip check"
     subprocess.run(on(machine, install, PIP_NO_DEPS="1"), check=True)  # this may take its time
-    server = serve(command=on(machine, start, PORT=str(free_port())))
+    server = serve(command=on(machine, start, GUNICORN_CMD_ARGS=f"--bind=127.0.0.1:{free_port()}"))
     curl = wait_until(lambda: re.search(r"\ncurl (?:.*\n){3}", server.err))[0]
     answer = subprocess.run(["sh", "-c", curl], stdout=subprocess.PIPE, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
