@@ -60,7 +60,4 @@ def test_the_readme_works_as_it_stands(serve, machine, request):
     answer = subprocess.run(["sh", "-c", curl], stdout=subprocess.PIPE, timeout=PATIENCE)
     assert answer.stdout == b'{"name": "Monstera", "tag": "indoor"}\n'
     server.kill()
-    test = on(machine, f"{test} && .venv/bin/pip check", PIP_NO_DEPS="1")
-    done = subprocess.run(test, stdout=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"\d+ passed in ", done.stdout), done.stdout
+    subprocess.run(on(machine, f"{test} && .venv/bin/pip check", PIP_NO_DEPS="1"), check=True)
