@@ -174,7 +174,7 @@ def test_a_start_that_cannot_succeed_ends_in_a_refused_port(host, reason):
     """
     host.run("systemctl stop plants.socket plants")
     host.accept("short" if "TOKENS" in reason else TOKEN)
-    curl = "curl --silent --show-error --max-time 40 http://127.0.0.1:8000/healthz"
+    curl = "curl --silent --show-error --max-time 120 http://127.0.0.1:8000/healthz"
     with lock_held(host.database):  # which takes longest to be refused
         host.run(RESTART, fails=True)
         assert "Connection reset" in host.run(curl, fails=True)
