@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.pages import block
+from tests.support.pages import command
 from tests.support.postgresql import running_postgresql
 from tests.support.server import Server
 
@@ -30,7 +30,7 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
 def postgresql() -> Iterator[str]:
     """The URL of a server with a plant, to which the operator has added the new columns."""
     with running_postgresql("fsync=off") as server:
-        server.execute(f"{POSTGRESQL}; {OLD}; {block('sql', 'ALTER TABLE plants ADD')}")
+        server.execute(f"{POSTGRESQL}; {OLD}; {command('ALTER TABLE plants ADD')}")
         yield server.url()
 
 
