@@ -9,6 +9,7 @@ tree instead, and writes no files.
 """
 
 import itertools
+import shutil
 import signal
 import sys
 from argparse import ArgumentParser, RawTextHelpFormatter
@@ -27,6 +28,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=4, help="of each run")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, help="only these; no files")
     options = parser.parse_args()
+    if missing := [name for name in ("cc", "npm", "wrk") if not shutil.which(name)]:
+        sys.exit(f"needs {', '.join(missing)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # leaves no server behind
     servers = [this_service(), *([service_of(options.against)] if options.against else others())]
     compile_slow_sync()

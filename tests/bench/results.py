@@ -4,7 +4,6 @@ import os
 import platform
 import sqlite3
 import statistics
-from collections import defaultdict
 
 from run import Run
 from servers import HERE
@@ -22,23 +21,33 @@ def median(runs: list[Run]) -> Run:
 
 def report(results: Results, rounds: int, seconds: int) -> str:
     """Return the results as Markdown. A ratio is the median of the ratios of the rounds."""
-    lines = [
+    settings = list(dict.fromkeys(setting for setting, _ in results))
+    rates, times = [["plants/s", *settings]], [["p50, p99 in ms", *settings, "MB", "start, s"]]
+    for server in dict.fromkeys(server for _, server in results):
+        runs = {setting: results[setting, server] for setting in settings}
+        medians = [median(each) for each in runs.values()]
+        rates.append([server, *(rate(each, results[name, OURS]) for name, each in runs.items())])
+        whole = median([run for each in runs.values() for run in each])
+        latencies = [f"{each.p50:.1f}, {each.p99:.1f}" for each in medians]
+        times.append([server, *latencies, f"{whole.memory:.0f}", f"{whole.start:.2f}"])
+    return (
         f"{rounds} rounds of {seconds} s, {os.cpu_count()} cores shared with the clients, "
-        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}:\n",
-        "| | | plants/s | ratio | p50, ms | p99, ms |\n|---|---|---|---|---|---|",
-    ]
-    by_server: defaultdict[str, list[Run]] = defaultdict(list)
-    for (setting, server), runs in results.items():
-        by_server[server] += runs
-        run, rates, ours = median(runs), [run.rate for run in runs], results[setting, OURS]
-        spread = f"{run.rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        ratio = statistics.median(our.rate / max(1, r) for our, r in zip(ours, rates, strict=True))
-        figures = f"{spread} | {ratio:.2f} | {run.p50:.1f} | {run.p99:.1f}"
-        lines.append(f"| {setting} | {server} | {figures} |")
-    lines.append("\n| | MB (PSS) | s to the first 200 |\n|---|---|---|")
-    for server, runs in by_server.items():
-        lines.append(f"| {server} | {median(runs).memory:.0f} | {median(runs).start:.2f} |")
-    return "\n".join(lines) + "\n"
+        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}:\n\n"
+        f"{table(rates)}\n{table(times)}"
+    )
+
+
+def rate(runs: list[Run], ours: list[Run]) -> str:
+    """Return the plants a second, from lowest to highest, and how many times as many ours are."""
+    rates = [run.rate for run in runs]
+    ratio = statistics.median(our.rate / max(1, r) for our, r in zip(ours, rates, strict=True))
+    return f"{median(runs).rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}), {ratio:.2f}"
+
+
+def table(rows: list[list[str]]) -> str:
+    """Return rows, of which the first is the heading, as Markdown."""
+    lines = [f"| {' | '.join(row)} |\n" for row in rows]
+    return "".join([lines[0], "|---" * len(rows[0]), "|\n", *lines[1:]])
 
 
 def write(text: str) -> None:
