@@ -95,16 +95,12 @@ def test_another_plant_with_the_id_is_a_409(client, stored, first, other):
 def test_without_one_host_every_request_is_a_400(client, host):
     """RFC 9112 section 3.2, before anything else; HTTP/1.0 may do without. Two come as a list."""
     request = TestRequest.blank("/nothing")
-    request.environ["HTTP_HOST"] = host
+    request.environ |= {"PATH_INFO": "//nothing", "HTTP_HOST": host}
     if host is None:
         del request.environ["HTTP_HOST"]
-    for version, status in ("HTTP/1.0", 404), ("HTTP/1.1", 400):
-        request.environ["SERVER_PROTOCOL"] = version
-        refused(
-            client.do_request(request, expect_errors=True),
-            status,
-            "Host must be" if status == 400 else "nothing",
-        )
+    old, new = ("HTTP/1.0", 404, "nothing at //nothing;"), ("HTTP/1.1", 400, "Host must be")
+    for request.environ["SERVER_PROTOCOL"], status, words in old, new:
+        refused(client.do_request(request, expect_errors=True), status, words)
 
 
 NO_TOKENS = [None, "", TOKEN, f"Basic {TOKEN}", f"Bearer{TOKEN}", f"Bearer\t{TOKEN}"]
@@ -203,8 +199,9 @@ def test_nothing_from_inside_is_told(capfd):
     answer = post(failing(ZeroDivisionError("from inside")), MONSTERA)
     assert "from inside" not in refused(answer, 500)
     assert "ZeroDivisionError: from inside" in answer.errors
+    failing(Rejected("SQLITE_CONSTRAINT")).get("/healthz", status=503)
     reasons = [json.loads(line)["reason"] for line in capfd.readouterr().out.splitlines()]
-    assert reasons == ["SQLITE_CONSTRAINT", "ZeroDivisionError, a bug"]
+    assert reasons == ["SQLITE_CONSTRAINT", "ZeroDivisionError, a bug", "SQLITE_CONSTRAINT"]
 
 
 SANE_IDS = ["abc-123", "4bf92f35-77b3-4da6/a.b:c_d+e=f@g", "x" * 128]
