@@ -21,7 +21,8 @@ def test_links_lead_somewhere_and_files_that_are_named_exist(page):
             headings = re.findall("(?m)^#+ (.*)$", file.read_text("utf-8")) if heading else []
             slugs = {re.sub(r"\W+", "-", each.lower()).strip("-") for each in headings}
             assert not heading or heading in slugs, target
-    named = set(re.findall(r"`([\w./-]+\.(?:py|service|socket|conf|yml|toml|html))`", PAGES[page]))
+    named = set(re.findall(r"`(\w[\w./-]*\.(?:py|service|socket|conf|toml|html))`", PAGES[page]))
+    named -= {"transfer.py"}  # which versions before this one had
     files = [f"/{file}" for pattern in ("*.*", "[!.]*/**/*.*") for file in ROOT.glob(pattern)]
     assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
 
