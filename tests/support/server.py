@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from tests.support.rows import Row, read_rows
 
 ROOT = Path(__file__).parent.parent.parent
-GUNICORN = str(Path(sys.executable).with_name("gunicorn"))
-HERE = [GUNICORN, "--bind", "127.0.0.1:0"]  # a command line, on any free port
+HERE = [str(Path(sys.executable).with_name("gunicorn")), "--bind=127.0.0.1:0"]  # any free port
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")  # of gunicorn, when all is well
@@ -70,7 +69,7 @@ class Answer(NamedTuple):
     body: Any  # None, or what the JSON says
 
 
-class Server:
+class Server(contextlib.AbstractContextManager["Server"]):
     """A master and its workers, with their output. A `with` block ends it, without mercy."""
 
     def __init__(
@@ -90,12 +89,11 @@ class Server:
         self.url = own["DATABASE_URL"]
         number = len(list(folder.glob("server*.out")))
         self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]
-        command = command or HERE
         if listener:
-            command = [GUNICORN, "--bind", f"fd://{listener.fileno()}"]
+            command = [HERE[0], f"--bind=fd://{listener.fileno()}"]
         with self.files[0].open("w") as out, self.files[1].open("w") as err:
             self.process = subprocess.Popen(
-                [*command, *arguments],
+                [*(command or HERE), *arguments],
                 cwd=ROOT,
                 env={k: v for k, v in {**os.environ, **own}.items() if v is not None},
                 stdout=out,
@@ -103,9 +101,6 @@ class Server:
                 pass_fds=[listener.fileno()] if listener else [],
                 start_new_session=True,
             )
-
-    def __enter__(self) -> "Server":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.kill()
@@ -144,8 +139,8 @@ class Server:
 
         def look() -> list[int]:
             booted = map(int, re.findall(r"Booting worker with pid: (\d+)", self.err))
-            alive = [pid for pid in booted if Path(f"/proc/{pid}").exists()]
-            found = [pid for pid in alive if pid not in besides]
+            new = [pid for pid in booted if pid not in besides]
+            found = [pid for pid in new if Path(f"/proc/{pid}").exists()]
             return found if len(found) == count else []
 
         return wait_until(look)
