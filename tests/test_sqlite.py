@@ -234,15 +234,6 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(
     assert stored() == [ONE, Plant(3, "three")]
 
 
-def test_what_is_wrong_for_all_plants_is_a_503_until_it_is_undone(storage, database):
-    storage.add(ONE)
-    execute(database, "ALTER TABLE plants RENAME TO other")
-    with pytest.raises(Unavailable, match=r"plants\.db: no such table: plants"):
-        storage.add(TWO)
-    execute(database, "ALTER TABLE other RENAME TO plants")
-    storage.add(TWO)
-
-
 @pytest.mark.parametrize("held", [lock_held, locked])
 def test_a_lock_delays_an_answer_but_not_for_ever(storage, database, stored, monkeypatch, held):
     """Of another process of the service, or another program.

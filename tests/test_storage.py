@@ -143,7 +143,7 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine):
     assert kinds(add_together(memory, engine, *batch, ZERO, ZERO)) == [*batch.values(), None, None]
     at_fault = {Plant(3, "rejected"): Rejected, Plant(5, "locked"): Locked}
     for fault, kind in at_fault.items():
-        engine.inserts.clear(), engine.lock_limits.clear()
+        engine.inserts, engine.lock_limits = [], []
         requests = add_together(memory, engine, fault, *batch, *plants(7))
         assert kinds(requests) == [kind, *batch.values(), None]
         assert [len(each) for each in engine.inserts][:3] == [6, 3, 2]
@@ -207,7 +207,7 @@ def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, clock, n
         assert kinds(requests) == [fault and type(fault)] * len(batch)
         assert kinds(checks) == [failure and type(failure) if writes else None] * 5
         assert engine.inserts[: len(batch)] == [plants(1, name=name)] * len(batch)
-        assert ([] in engine.inserts) == writes
+        assert writes <= engine.inserts.count([]) <= 2 * writes  # two, where halves are stored
 
 
 def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine, clock):
