@@ -66,36 +66,28 @@ def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, da
     assert (again.wait(), again.err) == (0, f"{found}\n")
 
 
-WRONG_FILES = {  # what is said of a path, and how it is made
-    "No such file or directory": lambda path: path.parent.rmdir(),
-    "unable to open database file": Path.mkdir,
-    "is another program's; correct DATABASE_URL": lambda path: make_table(path, number=1),
-    "database is locked": lambda path: make_table(path, number=APPLICATION_ID),
-}
-
-
-def make_table(path: Path, number: int) -> None:
-    """Make a file as a program with this application_id does."""
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        file.executescript(f"PRAGMA application_id = {number}; CREATE TABLE plants (id, name, tag)")
-
-
 def test_a_wrong_setting_ends_the_start_in_one_line(serve, tmp_path):
     """The line says what to do; the exit status is 1, and no worker was started."""
-    servers = {
-        "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe": serve(PLANTS_TOKENS="too-short"),
-        "DATABASE_URL must be set where PORT is: .*sqlite:///": serve(DATABASE_URL=None, PORT="0"),
-        "WEB_CONCURRENCY must not be 0": serve(WEB_CONCURRENCY="0"),
-    }
-    with contextlib.ExitStack() as stack:
-        for number, (words, make) in enumerate(WRONG_FILES.items()):
-            path = tmp_path / f"{number}" / "plants.db"
-            path.parent.mkdir()
-            make(path)
-            if "locked" in words:
-                stack.enter_context(locked(path))
-            where = f"plants can't be stored in SQLite .* in {path}: "
-            servers[where + f".*{words}"] = serve(command=START, DATABASE_URL=f"sqlite:///{path}")
+    missing, folder, foreign, busy = (tmp_path / name / "plants.db" for name in "abcd")
+    folder.mkdir(parents=True)
+    for path, number in ((foreign, 1), (busy, APPLICATION_ID)):
+        path.parent.mkdir()
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            file.executescript(f"PRAGMA application_id = {number}; CREATE TABLE plants (id)")
+    with locked(busy):
+        servers = {
+            "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe": serve(PLANTS_TOKENS="too-short"),
+            "DATABASE_URL must be set where PORT is": serve(DATABASE_URL=None, PORT="0"),
+            "WEB_CONCURRENCY must not be 0": serve(WEB_CONCURRENCY="0"),
+        }
+        for path, words in {
+            missing: "No such file or directory",
+            folder: "unable to open database file",
+            foreign: "is another program's; correct DATABASE_URL",
+            busy: "database is locked",
+        }.items():
+            where = f"plants can't be stored in SQLite .* in {path}: .*{words}"
+            servers[where] = serve(command=START, DATABASE_URL=f"sqlite:///{path}")
         for words, server in servers.items():
             stops_in_one_line(server, words)
             assert server.wait() == 1
