@@ -75,6 +75,7 @@ def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_u
     with ThreadPoolExecutor() as pool:
         try:
             postgresql.set_synchronous("nobody")
+            wait_until(lambda: server.health() == 503)
             post = partial(server.post, {"id": 7, "name": "Monstera"})
             adding = pool.submit(wait_until, lambda: post()[0] == STORED)
             for how in ("pg_terminate_backend", "pg_cancel_backend", "pg_cancel_backend", None):
@@ -83,7 +84,6 @@ def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_u
                     postgresql.execute(f"SELECT {how}({session})")
                 wait_until(lambda old=session: (old,) not in postgresql.execute(query))
             wait_until(lambda: postgresql.execute(query))
-            assert server.health() == 503
             assert not adding.done()
         finally:
             postgresql.set_synchronous("")

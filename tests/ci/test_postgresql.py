@@ -170,9 +170,13 @@ def test_a_row_that_is_locked_keeps_out_no_other(serve, connection, pool, number
     assert server.post(plants[number])[0] == STORED
 
 
-def test_while_a_table_is_locked_health_checks_fail_too(serve, connection):
-    server = serve(WEB_CONCURRENCY="1")
-    assert server.post(MONSTERA)[0] == STORED
+def test_while_somebody_makes_or_locks_the_table_health_checks_fail_too(serve, connection):
+    """Neither keeps the service from starting, nor from what it does once the table is free."""
+    with connection.transaction():
+        connection.execute(SCHEMA)
+        server = serve(WEB_CONCURRENCY="1")
+        assert server.health() == 503
+    wait_until(lambda: server.health() == 200)
     with connection.transaction():
         connection.execute("LOCK TABLE plants")
         assert server.post(MONSTERA)[0] == 503
