@@ -25,19 +25,7 @@ SERVER = "postgresql://user:password@host/database"
 START = ".venv/bin/gunicorn &\nuntil curl -sf localhost:8000/healthz; do kill -0 $!; done\n"
 STOP = "kill %% 2>&- && wait || true\n"  # as Ctrl+C does, if it runs
 POST = block("sh", ". ./.env").partition("\n")[2]
-TEXTS = [
-    "",
-    "\\.",
-    "a\n\\.\nb",
-    "\r\n",
-    "\t",
-    '"',
-    "'",
-    '{"a": "\\u0041"}',
-    "NULL",
-    "\\N",
-    "é\x7f🌵",
-]
+TEXTS = '|\\.|a\n\\.\nb|\r\n|\t|"|\'|{"a": "\\u0041"}|NULL|\\N|é\x7f🌵'.split("|")
 PLANTS = [Plant(-(2**63), "n"), *map(Plant, range(11), TEXTS, TEXTS), Plant(2**63 - 1, "n")]
 STORE = """sqlite3 plants.db 'WITH RECURSIVE new (id) AS (
     VALUES ({}) UNION ALL SELECT id + 1 FROM new WHERE id < {}
@@ -45,10 +33,7 @@ STORE = """sqlite3 plants.db 'WITH RECURSIVE new (id) AS (
 
 
 def run(folder: Path, commands: str, **settings: str) -> str:
-    """Type commands there, with a free port in place of 8000; return what is printed.
-
-    What they leave running ends with them.
-    """
+    """Type commands there, with a free port in place of 8000; return what they print."""
     port = f":{free_port()}"
     kept = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     kept |= {"PATH": "/usr/bin:/bin", "GUNICORN_CMD_ARGS": f"--bind localhost{port}", **settings}
