@@ -106,11 +106,8 @@ def test_what_is_newer_than_the_backup_is_read_from_a_damaged_file(tmp_path, ope
     with (folder / "plants.db").open("r+b") as file:
         file.seek(4096 * 20)
         file.write(b"\xff" * 4096)
-    restore, load = (
-        "mkdir replaced; mv plants.db* replaced; cp backups/* plants.db\n",
-        "flock plants",
-    )
-    load += block("sh", "# From SQLite").partition(load)[2]
-    run(folder, f"{restore}set +e\n{block('sh', 'for order')}set -e\n{load}")
+    restore = "mkdir replaced; mv plants.db* replaced; cp backups/* plants.db\n"
+    rescue, load = block("sh", "for order"), block("sh", "# From SQLite").partition("\nflock")[2]
+    run(folder, f"{restore}set +e\n{rescue}set -e\nflock{load}")
     assert 5950 < len((folder / "plants.jsonl").read_text().splitlines()) < 6100
     assert list(read_names(url)) == [*range(6100)]
