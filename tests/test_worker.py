@@ -66,18 +66,12 @@ def test_a_connection_ends_or_stays_as_the_client_asks(server):
 
 def test_headers_of_a_proxy_change_nothing(server):
     """gunicorn believes such headers from loopback, unless it is told not to."""
-    for number, lines in enumerate(
-        (
-            b"SCRIPT_NAME: /plants",
-            b"PATH_INFO: /healthz",
-            b"X-Forwarded-For: 192.0.2.1\r\nForwarded: for=192.0.2.1",
-            b"X-Forwarded-Proto: https\r\nX-Forwarded-Ssl: off",
-        )
-    ):
-        request = post(MONSTERA, lines, b"X-Request-ID: proxy-%d" % number, b"Connection: close")
+    lines = (b"SCRIPT_NAME: /x", b"PATH_INFO: /x", b"X-Forwarded-For: x", b"X-Forwarded-Ssl: off")
+    for number, line in enumerate(lines):
+        request = post(MONSTERA, line, b"X-Request-ID: proxy-%d" % number, b"Connection: close")
         assert statuses(server.send(request)) == [STORED]
-        line = server.logged(f"proxy-{number}")
-        assert (line["client"], line["request"]) == ("127.0.0.1", "POST /plants")
+        logged = server.logged(f"proxy-{number}")
+        assert (logged["client"], logged["request"]) == ("127.0.0.1", "POST /plants")
 
 
 def test_a_head_or_a_body_with_too_many_parts_is_refused(server):
@@ -230,15 +224,15 @@ def test_a_request_that_was_there_when_its_client_was_cut_is_answered(short):
 
 def test_the_limits_are_those_that_are_documented():
     """Waiting for each of them would take long."""
-    limits = {what: f"{limit} {then}" for what, limit, then in table(r"what \| limit")}
-    for what, limit in {
-        "time for a request to arrive": f"{LIMIT:.0f} seconds",
-        "time to take the answer": f"{LIMIT:.0f} seconds",
-        "time to read the last answer": f"{LAST_LIMIT:.0f} seconds",
-        "time that a request waits": f"{ADD_LIMIT:.0f} seconds",
-        "connections to a worker": f"from {FULL * 1000:.0f} on",
-    }.items():
-        assert [text for name, text in limits.items() if name.startswith(what) and limit in text]
+    stated = {what: f"{limit} {then}" for what, limit, then in table(r"what \| limit")}
+    for what, limit in (
+        ("time for a request to arrive", f"{LIMIT:.0f} seconds"),
+        ("time to take the answer", f"{LIMIT:.0f} seconds"),
+        ("time to read the last answer", f"{LAST_LIMIT:.0f} seconds"),
+        ("time that a request waits", f"{ADD_LIMIT:.0f} seconds"),
+        ("connections to a worker", f"from {FULL * 1000:.0f} on"),
+    ):
+        assert [name for name in stated if name.startswith(what) and limit in stated[name]]
 
 
 # the end
@@ -268,7 +262,7 @@ def test_a_stop_under_load_drops_nothing(serve, database):
         begun.close()
         busy.close()
         assert server.wait() == 0
-        assert (set(writers.answers), set(writers.failures)) == ({STORED}, set())
+        assert (list(writers.answers), list(writers.failures)) == ([STORED], [])
         listener.close()
     assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
     assert read_names(server.url) == writers.acknowledged | {plant["id"]: plant["name"]}
