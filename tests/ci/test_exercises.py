@@ -1,40 +1,45 @@
-"""docs/exercises/field.patch is a solution of the first exercise in docs/code.md."""
+"""The patches in docs/exercises/ solve the exercises of docs/code.md, and break no other test."""
 
-import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 
-import psycopg
 import pytest
 
-from tests.support.pages import block
-from tests.support.server import HERE, ROOT
+from tests.support.pages import PAGES
+from tests.support.server import ROOT
 
-OLD = {"id": 1, "name": "n"}  # stored before the patch
-PLANT = {"id": 7, "name": "n", "height": 1.1, "evergreen": True, "year": 2024}
-OTHER = {"id": 8, "name": "n", "tag": "t", "height": 0.0, "evergreen": False, "year": 0}
-CHANGES = [{"height": 1}, {"evergreen": False}, {"year": 2025}]
-MISTAKES = [{"height": 10**400}, {"evergreen": 1}, {"year": True}, {"year": 1.5}]
+PATCHES = {  # by the command that docs/code.md has for the tests
+    "docs/exercises/test_field.py": ["field"],
+    "docs/exercises/test_read.py -k sqlite": ["read"],
+    "docs/exercises/test_read.py": ["read", "read-postgresql"],
+}
+# Those of README's tests that know what is stored.
+OTHERS = [f"tests/test_{name}.py" for name in ("app", "openapi", "plant", "sqlite", "storage")]
+IGNORED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "plants.db*")
 
 
-@pytest.mark.parametrize("engine", ["url", "postgresql_url"])
-def test_a_plant_may_have_a_number_a_boolean_and_an_integer(serve, tmp_path, request, engine):
-    """Each is stored, answered, compared, dumped and loaded, beside plants of an older version."""
-    copy, url = tmp_path / "copy", request.getfixturevalue(engine)
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "plants.db*", "tests"))
-    transfer, there = f"'{sys.executable}' transfer.py", "sqlite:///elsewhere.db"
-    begin = f"{transfer} load '{url}' && patch -p1 --fuzz=0 -i docs/exercises/field.patch"
-    subprocess.run(begin, shell=True, cwd=copy, check=True, text=True, input=json.dumps(OLD))
-    if engine == "postgresql_url":
-        with psycopg.connect(url) as connection:
-            connection.execute(block("sql", "ALTER TABLE plants ADD"))
-    server = serve(command=["env", f"--chdir={copy}", *HERE], DATABASE_URL=url)
-    for plant in [OLD, PLANT, OTHER] * 2:
-        status, answer = server.post(plant)
-        assert (status, {"id": plant["id"], **answer}) == (200, plant)
-    assert [server.post({**PLANT, **change})[0] for change in CHANGES] == [409] * len(CHANGES)
-    assert [server.post({**PLANT, **each})[0] for each in MISTAKES] == [400] * len(MISTAKES)
-    move = f"{transfer} dump '{url}' | {transfer} load {there} && {transfer} dump {there}"
-    printed = subprocess.check_output(move, shell=True, cwd=copy, text=True)
-    assert printed.splitlines() == ["3 stored, 0 refused", *map(json.dumps, (OLD, PLANT, OTHER))]
+def test_the_page_has_these_commands():
+    """And one for a patch."""
+    page = re.sub(r"\s+", " ", PAGES[ROOT / "docs/code.md"])
+    assert re.findall("`.venv/bin/pytest (docs/exercises/[^`]+)`", page) == list(PATCHES)
+    assert "`patch -p1 < docs/exercises/field.patch`" in page
+
+
+@pytest.mark.parametrize("exercise", PATCHES)
+def test_an_exercise_is_solved_by_its_patches(tmp_path, exercise):
+    """Its tests pass, as do README's; without a solution, none of its own does."""
+    shutil.copytree(ROOT, copy := tmp_path / "copy", ignore=IGNORED)
+
+    def run(*arguments):
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        return subprocess.run(pytest, cwd=copy, stdout=subprocess.PIPE, text=True)
+
+    assert " passed" not in run(*shlex.split(exercise)).stdout
+    for name in PATCHES[exercise]:
+        patch = f"patch -p1 --fuzz=0 < docs/exercises/{name}.patch"
+        subprocess.run(patch, shell=True, cwd=copy, check=True)
+    done = run(*shlex.split(exercise), *([] if "-k" in exercise else OTHERS))
+    assert done.returncode == 0, done.stdout
