@@ -153,9 +153,9 @@ class Storage:
             if middle and plants:
                 self._store(entries[:middle], PART_LOCK_LIMIT)
                 self._store(entries[middle:], PART_LOCK_LIMIT)
-                return
-            for entry in entries:
-                entry.failure = error
+            else:
+                for entry in entries:
+                    entry.failure = error
             return
         self._stored_at = time.monotonic()
         for entry in entries:

@@ -115,7 +115,6 @@ class Client:
     """A client's socket, and the clock that says for how long we wait for it."""
 
     def __init__(self, sock: Any) -> None:
-        """Wrap a socket of gevent."""
         self._sock, self._unsent = sock, b""
         # What gunicorn needs of a socket; a gettimeout() would be called for each request.
         self.setblocking = sock.setblocking
