@@ -13,7 +13,7 @@ import pytest
 
 from engines.postgresql import SCHEMA, PostgreSQLEngine
 from plant import Plant
-from storage import Unavailable
+from storage import LOCK_LIMIT, Unavailable
 from tests.support.postgresql import PostgreSQL, running_postgresql
 from tests.support.server import PATIENCE, STORED, wait_until
 
@@ -44,7 +44,7 @@ def connection(url: str) -> Iterator[psycopg.Connection]:
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     """Runs what waits; requests that are sent at once share batches."""
-    with ThreadPoolExecutor(32) as pool:
+    with ThreadPoolExecutor(200) as pool:
         yield pool
 
 
@@ -75,7 +75,7 @@ def test_several_workers_create_the_table_at_once(url, connection, sessions, poo
     connection.execute(f"BEGIN; {SCHEMA}")
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(contextlib.closing(PostgreSQLEngine(url))) for _ in range(4)]
-        openings = [pool.submit(engine.insert, []) for engine in engines]
+        openings = [pool.submit(engine.insert, [], LOCK_LIMIT) for engine in engines]
         wait_until(lambda: len(sessions("transactionid")) == 4)
         connection.execute(end)
         assert [opening.result(PATIENCE) for opening in openings] == [{}] * 4
@@ -149,25 +149,25 @@ def test_a_batch_is_stored_in_the_order_of_id(storage, connection, pool):
 
 
 @pytest.mark.parametrize(
-    ("number", "lock"),
+    ("first", "lock"),
     [
-        (7, "SELECT FROM plants WHERE id = 7 FOR UPDATE"),
-        (7, "UPDATE plants SET name = 'Ivy' WHERE id = 7"),
-        (8, "INSERT INTO plants VALUES (8, 'Ivy')"),
+        (0, "SELECT FROM plants FOR UPDATE"),
+        (0, "UPDATE plants SET name = 'Ivy'"),
+        (1, "INSERT INTO plants SELECT id + 1, 'Ivy' FROM plants"),
     ],
 )
-def test_a_row_that_is_locked_keeps_out_no_other(serve, connection, pool, number, lock):
-    """Only its plant is a 503, until nobody holds the row any more."""
-    server = serve(WEB_CONCURRENCY="1")
-    assert server.post(MONSTERA)[0] == STORED
-    plants = [{**MONSTERA, "id": each} for each in range(30)]
+def test_rows_that_are_locked_keep_out_no_others(serve, connection, pool, first, lock):
+    """Only their plants are 503s, until nobody holds the rows any more."""
+    each_second = "INSERT INTO plants SELECT id, 'n' FROM generate_series(0, 198, 2) AS id"
+    connection.execute(f"{SCHEMA}; {each_second}")
+    server, plants = serve(WEB_CONCURRENCY="1"), [{"id": n, "name": "n"} for n in range(200)]
     with connection.transaction(force_rollback=True):
         connection.execute(lock)
         statuses = [status for status, _ in pool.map(server.post, plants)]
-        assert statuses == [503 if each == number else STORED for each in range(30)]
-        for _ in range(15):  # a health check writes, since nothing else is stored for so long
-            assert (server.post(plants[number])[0], server.health()) == (503, 200)
-    assert server.post(plants[number])[0] == STORED
+        assert statuses[first::2] == [503] * 100 and statuses[1 - first :: 2] == [STORED] * 100
+        for _ in range(15):  # a health check writes, as nothing else is stored for so long
+            assert (server.post(plants[first])[0], server.health()) == (503, 200)
+    assert {status for status, _ in pool.map(server.post, plants)} == {STORED}
 
 
 def test_while_somebody_makes_or_locks_the_table_health_checks_fail_too(serve, connection):
