@@ -37,7 +37,7 @@ def write_and_die(database: Path, plant: Plant) -> None:
     def work() -> None:
         connection = sqlite3.connect(database, isolation_level=None)
         connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("INSERT INTO plants VALUES (?, ?, ?)", plant)
+        connection.execute("INSERT INTO plants (id, name) VALUES (?, ?)", plant[:2])
         os._exit(0)
 
     run_in_processes(work)
@@ -57,7 +57,8 @@ def test_a_new_file_is_marked_as_ours_and_for_its_user_alone(engine, database):
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.parent.iterdir()}
     assert modes == {f"plants.db{suffix}": 0o600 for suffix in ("", "-lock", "-shm", "-wal")}
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("SELECT sql FROM sqlite_schema").fetchall() == [(TABLE,)]
+        ((made,),) = connection.execute("SELECT sql FROM sqlite_schema")
+        assert made.startswith(TABLE.removesuffix(") STRICT")) and made.endswith(") STRICT")
         for name, value in ("application_id", 0x504C4E54), ("user_version", 1):
             assert connection.execute(f"PRAGMA {name}").fetchone() == (value,)
 
@@ -231,7 +232,7 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(
     outcomes = [error and (type(error), str(error)) for error in map(Future.exception, requests)]
     assert outcomes == [None, (Rejected, reason), None]
     storage.check(PATIENCE)
-    assert stored() == [ONE, Plant(3, "three")]
+    assert [number for number, *_ in stored()] == [1, 3]
 
 
 @pytest.mark.parametrize("held", [lock_held, locked])
@@ -248,7 +249,7 @@ def test_a_lock_delays_an_answer_but_not_for_ever(storage, database, stored, mon
         request = queue_up(storage.add, TWO)
         assert stored() == []
     request.result(PATIENCE)
-    assert TWO in stored() and (ONE not in stored() or held is locked)
+    assert [number for number, *_ in stored()] in ([2], [1, 2] if held is locked else [])
 
 
 def test_closing_waits_for_the_lock(storage, database):
