@@ -7,6 +7,8 @@ import contextlib
 import copy
 import gc
 import operator
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +24,7 @@ from start import get_storage
 from storage import ADD_LIMIT, BATCH_LIMIT, Conflict, Engine, Locked, Rejected, Storage, Unavailable
 from tests.support.locks import queue_up
 from tests.support.processes import run_in_processes
-from tests.support.server import PATIENCE, wait_until
+from tests.support.server import PATIENCE, ROOT, wait_until
 
 ZERO = Plant(0, "zero")
 FAULTS = {"rejected": Rejected("against a constraint"), "locked": Locked("its row is locked")}
@@ -272,3 +274,31 @@ def test_many_threads_of_many_processes_store_all(url, stored):
 
     run_in_processes(*[partial(work, number) for number in range(4)])
     assert stored()[:-20] == [(n, str(n // 160), None) for n in range(640)]
+
+
+ADD_FROM_GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys, gevent, start
+from plant import Plant
+
+def add(number):
+    for _ in range(number):  # of rounds of the event loop
+        gevent.sleep(0)
+    storage.add(Plant(number, "n"))
+
+start.GATHER_LIMIT = 30
+storage = start.get_storage(sys.argv[1])
+storage.check(30)
+batches, insert = [], storage.engine.insert
+storage.engine.insert = lambda *given: batches.append(len(given[0])) or insert(*given)
+gevent.joinall([gevent.spawn(add, number) for number in range(9)], raise_error=True)
+storage.close()
+print(batches)
+"""
+
+
+def test_requests_that_have_arrived_share_a_batch(url):
+    """In a process that gevent has patched, also those that need some more rounds of its loop."""
+    command = [sys.executable, "-c", ADD_FROM_GREENLETS, url]
+    assert subprocess.check_output(command, cwd=ROOT, text=True) == "[9]\n"
