@@ -283,7 +283,7 @@ import sys, gevent, start
 from plant import Plant
 
 def add(number):
-    for _ in range(number):  # of rounds of the event loop
+    for _ in range(1000 * number):  # rounds of the event loop
         gevent.sleep(0)
     storage.add(Plant(number, "n"))
 
