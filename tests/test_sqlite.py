@@ -236,13 +236,16 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(
 
 
 @pytest.mark.parametrize("held", [lock_held, locked])
-def test_a_lock_delays_an_answer_but_not_for_ever(storage, database, stored, monkeypatch, held):
-    """Of another process of the service, or another program.
+def test_a_lock_delays_an_answer_but_not_for_ever(
+    open_storage, new_database, database, stored, monkeypatch, held
+):
+    """Of another process of the service, or another program; it delays the opening, too.
 
     Who gives up stores nothing later, unless SQLite itself waits already.
     """
-    storage.check(PATIENCE)
+    shutil.copy(new_database, database)
     with held(database):
+        storage = open_storage()
         with monkeypatch.context() as patch, pytest.raises(Unavailable, match="busy or hangs"):
             patch.setattr("storage.ADD_LIMIT", 0.05)
             storage.add(ONE)
