@@ -37,7 +37,8 @@ def test_an_exercise_is_solved_by_its_patches(tmp_path, exercise):
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
         return subprocess.run(pytest, cwd=copy, stdout=subprocess.PIPE, text=True)
 
-    assert " passed" not in run(*shlex.split(exercise)).stdout
+    if "-k" not in exercise:
+        assert " passed" not in run(*shlex.split(exercise)).stdout
     for name in PATCHES[exercise]:
         patch = f"patch -p1 --fuzz=0 < docs/exercises/{name}.patch"
         subprocess.run(patch, shell=True, cwd=copy, check=True)
