@@ -168,7 +168,8 @@ def test_who_has_been_waited_for_longest_makes_room_for_a_new_client(serve, data
 
 
 def test_who_is_late_is_cut_off(short):
-    """A client that can be told is told. So is one that sends nothing more, or a byte at a time.
+    """A client that can be told is told. So is one that sends nothing more, or a byte at a time;
+    one that takes no answer can't be.
 
     The limit is that of a request: a busy client goes on, until it is late with one.
     """
@@ -185,7 +186,9 @@ def test_who_is_late_is_cut_off(short):
     }
     request = post(MONSTERA)
     with contextlib.ExitStack() as stack:
-        busy, *clients = (stack.enter_context(short.connect()) for _ in range(len(told) + 1))
+        connections = (stack.enter_context(short.connect()) for _ in range(len(told) + 2))
+        busy, sending, *clients = connections
+        sending.sendall((GET + b"\r\n") * 1000)  # more than the system keeps for a client
         for client, half in zip(clients, told, strict=True):
             client.sendall(half)
         assert statuses(receive_answer(clients[2])) == [404]
@@ -198,7 +201,7 @@ def test_who_is_late_is_cut_off(short):
             for client in clients[-2:]:
                 if not is_cut(client):
                     client.send(b"x")
-            return all(map(is_cut, clients))
+            return all(map(is_cut, [*clients, sending]))
 
         wait_until(all_are_cut)
         busy.sendall(request + HALF_A_BODY)
