@@ -1,11 +1,8 @@
 """What the tests share: a storage on SQLite, the application, gunicorn servers."""
 
 import contextlib
-import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from webtest import TestApp
@@ -13,15 +10,8 @@ from webtest import TestApp
 from app import create_app
 from start import get_storage
 from storage import Storage
-from tests.support.rows import Row, read_rows
-from tests.support.server import PATIENCE, SHORT, TOKEN, Server
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show the figures that tests have recorded by `record_property`."""
-    for report in terminalreporter.stats.get("passed", []):
-        for name, figures in report.user_properties:
-            terminalreporter.write_line(f"{name}: {figures}")
+from tests.support.server import PATIENCE, TOKEN, Server
+from tests.support.storage import Row, read_rows
 
 
 @pytest.fixture
@@ -36,32 +26,19 @@ def url(database: Path) -> str:
     return f"sqlite:///{database}"
 
 
-@pytest.fixture(scope="session")
-def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file without plants, as a start makes it: a copy is there without waiting for the disk."""
-    database = tmp_path_factory.mktemp("new") / "plants.db"
-    with contextlib.closing(get_storage(f"sqlite:///{database}")) as storage:
-        storage.check(PATIENCE)
-    return database
-
-
 @pytest.fixture
 def open_storage(url: str) -> Iterator[Callable[..., Storage]]:
     """Opens storages, which are closed in the end: of the test's own URL, or of another."""
     with contextlib.ExitStack() as storages:
-
-        def open_storage(url: str = url) -> Storage:
-            return storages.enter_context(contextlib.closing(get_storage(url)))
-
-        yield open_storage
+        yield lambda url=url: storages.enter_context(contextlib.closing(get_storage(url)))
 
 
 @pytest.fixture
-def storage(url: str, new_database: Path, open_storage: Callable[..., Storage]) -> Storage:
-    """A storage; if it is on SQLite, its database is there."""
-    if url.startswith("sqlite:"):
-        shutil.copy(new_database, url.removeprefix("sqlite:///"))
-    return open_storage()
+def storage(open_storage: Callable[..., Storage]) -> Storage:
+    """A storage whose database is there."""
+    storage = open_storage()
+    storage.check(PATIENCE)
+    return storage
 
 
 @pytest.fixture
@@ -78,36 +55,17 @@ def stored(url: str) -> Callable[[], list[Row]]:
     return lambda: read_rows(url)
 
 
+@pytest.fixture
+def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
+    """Starts gunicorn as the README does, on a free port and with a database of its own."""
+    with contextlib.ExitStack() as servers:
+        yield lambda *arguments, **options: servers.enter_context(
+            Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options})
+        )
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server of all tests that leave it as it was: each stores plants of its own."""
     with Server(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Another server for all tests, whose limits are short."""
-    folder = tmp_path_factory.mktemp("short")
-    with Server(folder, SHORT, "--keep-alive=1", WEB_CONCURRENCY="1") as server:
-        yield server
-
-
-@pytest.fixture
-def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
-    """Starts gunicorn as the README does, on a free port and with a database of its own."""
-    with contextlib.ExitStack() as servers:
-
-        def start(*arguments: str, **options: Any) -> Server:
-            server = Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options})
-            return servers.enter_context(server)
-
-        yield start
-
-
-@pytest.fixture
-def silent() -> Iterator[tuple[str, socket.socket]]:
-    """The URL of a database server that accepts connections and says nothing; its listener."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(PATIENCE)
-        yield f"postgresql://127.0.0.1:{listener.getsockname()[1]}/plants", listener

@@ -16,14 +16,14 @@ import pytest
 from engines.sqlite import SQLiteEngine
 from plant import Plant
 from storage import Rejected, Unavailable
-from tests.support.locks import lock_held, locked, queue_up
-from tests.support.processes import memory, run_in_processes
-from tests.support.server import PATIENCE, stops_in_one_line
+from tests.support.server import PATIENCE, memory, stops_in_one_line
+from tests.support.storage import lock_held, locked, queue_up, read_rows, run_in_processes
 
 ONE, TWO = Plant(1, "one"), Plant(2, "two")
 # How the version before made its file, and how this one must.
 TABLE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
-SCHEMA = f"{TABLE}; PRAGMA application_id = 0x504C4E54; PRAGMA user_version = 1"
+PRAGMAS = "journal_mode = WAL; PRAGMA application_id = 0x504C4E54; PRAGMA user_version = 1"
+SCHEMA = f"PRAGMA {PRAGMAS}; {TABLE}"
 
 
 def execute(database: Path, script: str) -> None:
@@ -77,7 +77,7 @@ def test_the_description_says_once_that_a_file_is_new(engine, database, content)
 REFUSED = {
     "text": (b"Dear diary, " * 1000, "file is not a database"),
     "no id": (TABLE, "is another program's; correct DATABASE_URL"),
-    "another id": (f"PRAGMA journal_mode = WAL; {SCHEMA}; PRAGMA application_id = 7", "another p"),
+    "another id": (f"{SCHEMA}; PRAGMA application_id = 7", "is another program's"),
 }
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_ours_ends_the_start_in_one_line(serve, database, con
     assert database.read_bytes() == before
 
 
-def test_every_connection_syncs_every_commit(engine, new_database, database, monkeypatch):
+def test_every_connection_syncs_every_commit(engine, database, monkeypatch):
     """synchronous=FULL (2) and fullfsync belong to a connection, not to the file."""
     connections, connect = [], sqlite3.connect
 
@@ -101,7 +101,7 @@ def test_every_connection_syncs_every_commit(engine, new_database, database, mon
         connections.append(connect(*arguments, **options))
         return connections[-1]
 
-    shutil.copy(new_database, database)
+    execute(database, SCHEMA)
     monkeypatch.setattr(sqlite3, "connect", note)
     engine.insert([ONE], 100)
     names = ("synchronous", "fullfsync", "journal_mode")
@@ -124,11 +124,11 @@ def test_a_url_can_have_any_path(open_storage, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_replaced_while_it_is_opened_takes_no_plant(
-    engine, new_database, database, monkeypatch, stored
+    engine, database, monkeypatch, stored
 ):
     """It would take them under a name that it has no more."""
-    shutil.copy(new_database, database)
-    shutil.copy(new_database, backup := database.with_name("backup"))
+    execute(database, SCHEMA)
+    shutil.copy(database, backup := database.with_name("backup"))
     connect = sqlite3.connect
 
     def connect_and_replace(*arguments: object, **options: object) -> sqlite3.Connection:
@@ -141,7 +141,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_takes_no_plant(
     with pytest.raises(Unavailable, match="was replaced while it was opened"):
         engine.insert([ONE], 100)
     engine.insert([TWO], 100)
-    assert stored() == [(2, "two", None)]
+    assert read_rows(f"sqlite:///{database}") == [(2, "two", None)]
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
@@ -174,15 +174,13 @@ def test_a_folder_that_is_away_for_a_while_is_a_503_meanwhile(open_storage, tmp_
     storage.add(ONE)
 
 
-def test_a_plant_does_not_depend_on_a_wal_whose_sync_failed(
-    new_database, engine, database, tmp_path
-):
+def test_a_plant_does_not_depend_on_a_wal_whose_sync_failed(engine, database, tmp_path):
     """A sync that failed can leave in memory what never comes to the disk, and yet is read back.
 
     Here the disk has, of the WAL that a killed process left, only what was there before. A power
     cut later that is played into the file, unless another WAL has taken its place.
     """
-    shutil.copy(new_database, database)
+    execute(database, SCHEMA)
     write_and_die(database, ONE)
     on_the_disk = Path(f"{database}-wal").read_bytes()
     write_and_die(database, TWO)
@@ -194,14 +192,14 @@ def test_a_plant_does_not_depend_on_a_wal_whose_sync_failed(
         assert connection.execute("SELECT id FROM plants").fetchall() == [(1,), (2,)]
 
 
-def test_while_another_program_checkpoints_nothing_is_answered_for(new_database, engine, database):
+def test_while_another_program_checkpoints_nothing_is_answered_for(engine, database):
     """What a killed process left can't be synced then."""
 
     def insert() -> None:
         with pytest.raises(Unavailable, match="another program is at work on it"):
             engine.insert([ONE], 100)
 
-    shutil.copy(new_database, database)
+    execute(database, SCHEMA)
     with contextlib.closing(sqlite3.connect(database)) as reader:
         reader.execute("SELECT * FROM plants")
         with open(f"{database}-shm", "r+b") as shm:
@@ -224,7 +222,6 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(
     storage, database, stored, made, reason
 ):
     """The plant is at fault, neither the file nor the batch; and nothing of it is repeated."""
-    storage.check(PATIENCE)
     execute(database, f"CREATE {made}")
     with lock_held(database):
         batch = (ONE, Plant(2, "one"), Plant(3, "three"))
@@ -237,13 +234,13 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(
 
 @pytest.mark.parametrize("held", [lock_held, locked])
 def test_a_lock_delays_an_answer_but_not_for_ever(
-    open_storage, new_database, database, stored, monkeypatch, held
+    open_storage, database, stored, monkeypatch, held
 ):
     """Of another process of the service, or another program; it delays the opening, too.
 
     Who gives up stores nothing later, unless SQLite itself waits already.
     """
-    shutil.copy(new_database, database)
+    execute(database, SCHEMA)
     with held(database):
         storage = open_storage()
         with monkeypatch.context() as patch, pytest.raises(Unavailable, match="busy or hangs"):

@@ -15,17 +15,17 @@ import pytest
 
 from engines.sqlite import APPLICATION_ID
 from start import get_storage
-from tests.support.locks import locked
 from tests.support.server import (
     LOG_LINE,
     PATIENCE,
-    QUICK,
+    PATIENT,
     ROOT,
     STORED,
     free_port,
     stops_in_one_line,
     wait_until,
 )
+from tests.support.storage import locked
 from tests.support.wire import HEAD, MONSTERA
 
 START = [sys.executable, "start.py"]
@@ -50,7 +50,7 @@ def test_the_procfile_and_the_printed_curl_line_store_a_plant_for_good(serve, da
     assert options[::2] == ["-H", "-H", "-d"]
     headers = dict(option.split(": ") for option in options[1:4:2])
     for _ in range(10):  # in each worker
-        status, _, answer = server.request("POST", "/plants", options[5], headers)
+        status, answer = server.request("POST", "/plants", options[5], headers)
         assert (status, answer) == (STORED, {"name": "Monstera", "tag": "indoor"})
     assert len(headers["Authorization"]) > 40 and server.err.count("Bearer ") == 1
     assert f"A page to try it is at http://127.0.0.1:{port}/\n" in server.err
@@ -139,9 +139,9 @@ def test_a_stop_says_nothing_but_what_gunicorn_says(serve):
 
 
 def test_workers_do_not_outlive_their_master(serve):
-    server = serve(QUICK)
+    server = serve(PATIENT)
     workers = [os.pidfd_open(pid) for pid in server.workers()]
-    server.signal(signal.SIGKILL)
+    server.process.kill()
     for worker in workers:
         assert select.select([worker], [], [], PATIENCE)[0]
         os.close(worker)

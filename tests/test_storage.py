@@ -22,9 +22,8 @@ import pytest
 from plant import Plant
 from start import get_storage
 from storage import ADD_LIMIT, BATCH_LIMIT, Conflict, Engine, Locked, Rejected, Storage, Unavailable
-from tests.support.locks import queue_up
-from tests.support.processes import run_in_processes
 from tests.support.server import PATIENCE, ROOT, wait_until
+from tests.support.storage import queue_up, run_in_processes
 
 ZERO = Plant(0, "zero")
 FAULTS = {"rejected": Rejected("against a constraint"), "locked": Locked("its row is locked")}

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from app import BODY_LIMIT
 from storage import ADD_LIMIT
-from tests.support.locks import lock_held
 from tests.support.pages import table
-from tests.support.rows import read_names
 from tests.support.server import PATIENT, SHORT, STORED, receive, wait_until
+from tests.support.storage import lock_held, read_names
 from tests.support.wire import (
     GET,
     HALF_A_BODY,
@@ -167,7 +166,7 @@ def test_who_has_been_waited_for_longest_makes_room_for_a_new_client(serve, data
 # slow clients
 
 
-def test_who_is_late_is_cut_off(short):
+def test_who_is_late_is_cut_off(serve):
     """A client that can be told is told. So is one that sends nothing more, or a byte at a time;
     one that takes no answer can't be.
 
@@ -184,9 +183,9 @@ def test_who_is_late_is_cut_off(short):
         HEAD: False,  # and bytes of another line
         HEAD + b"Content-Length: 9999\r\n\r\n": True,  # and bytes of the body
     }
-    request = post(MONSTERA)
+    server, request = serve(SHORT, "--keep-alive=1", WEB_CONCURRENCY="1"), post(MONSTERA)
     with contextlib.ExitStack() as stack:
-        connections = (stack.enter_context(short.connect()) for _ in range(len(told) + 2))
+        connections = (stack.enter_context(server.connect()) for _ in range(len(told) + 2))
         busy, sending, *clients = connections
         sending.sendall((GET + b"\r\n") * 1000)  # more than the system keeps for a client
         for client, half in zip(clients, told, strict=True):
@@ -211,10 +210,11 @@ def test_who_is_late_is_cut_off(short):
             assert "did not come in whole" in refused(answer, 408) if is_told else not answer
 
 
-def test_a_request_that_was_there_when_its_client_was_cut_is_answered(short):
+def test_a_request_that_was_there_when_its_client_was_cut_is_answered(serve):
     """What has come is read once more, though the time of an idle client is up."""
-    (worker,) = short.workers(1)
-    with short.connect() as client:
+    server = serve(SHORT, "--keep-alive=1", WEB_CONCURRENCY="1")
+    (worker,) = server.workers(1)
+    with server.connect() as client:
         client.sendall(NOWHERE)
         receive_answer(client)
         os.kill(worker, signal.SIGSTOP)
@@ -252,7 +252,7 @@ def test_a_stop_under_load_drops_nothing(serve, database):
         assert begun.recv(2**16).startswith(b"HTTP/1.1 100")
         assert writers.goes_on()
         busy = stack.enter_context(server.connect())
-        server.signal(signal.SIGTERM)
+        server.process.terminate()
 
         def says_close() -> bool:
             busy.sendall(NOWHERE)
@@ -265,7 +265,7 @@ def test_a_stop_under_load_drops_nothing(serve, database):
         begun.close()
         busy.close()
         assert server.wait() == 0
-        assert (list(writers.answers), list(writers.failures)) == ([STORED], [])
+        assert (list(writers.answers), writers.failures) == ([STORED], [])
         listener.close()
     assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
     assert read_names(server.url) == writers.acknowledged | {plant["id"]: plant["name"]}
@@ -281,7 +281,7 @@ def test_a_stop_waits_for_the_storage_but_not_for_clients(serve, database):
         with lock_held(database):
             working.sendall(post(MONSTERA, b"Expect: 100-continue"))
             half.sendall(b"POST /pl")
-            assert server.request("GET", "/nowhere").status == 404  # it has read what came before
+            assert server.request("GET", "/nowhere")[0] == 404  # it has read what came before
             os.killpg(server.process.pid, signal.SIGINT)
             assert receive(idle) == receive(half) == b""
         wait, answer = receive(working).split(b"\r\n\r\n", 1)

@@ -19,10 +19,9 @@ import pytest
 
 from tests.ci.test_bare_machine import IGNORED
 from tests.support.debian import ENVIRONMENT, make_machine
-from tests.support.locks import lock_held
 from tests.support.pages import block, command
-from tests.support.rows import read_names
 from tests.support.server import ROOT, TOKEN, Server, free_port, wait_until
+from tests.support.storage import lock_held, read_names
 from tests.support.wire import MONSTERA
 from tests.support.writers import Writers
 

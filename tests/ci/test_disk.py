@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.disk import Disk
-from tests.support.rows import read_names
 from tests.support.server import STORED, Server, stops_in_one_line, wait_until
+from tests.support.storage import read_names
 from tests.support.writers import Writers
 
 
@@ -32,7 +32,7 @@ def acknowledged_before_a_power_cut(server: Server, disk: Disk, count: int) -> d
     return acknowledged
 
 
-def test_every_acknowledged_plant_survives_a_power_cut(serve, disk, url, record_property):
+def test_every_acknowledged_plant_survives_a_power_cut(serve, disk, url):
     """Several, one after another, and each time the service goes on with the file as it is."""
     acknowledged: dict[int, str] = {}
     counts = (100, 1000, 5000)  # within the first checkpoint of the WAL, and beyond it
@@ -40,12 +40,9 @@ def test_every_acknowledged_plant_survives_a_power_cut(serve, disk, url, record_
         acknowledged |= acknowledged_before_a_power_cut(serve(), disk, count)
         lost = acknowledged.items() - read_names(url).items()
         assert lost == set()
-    record_property(
-        f"{len(counts)} power cuts", f"{len(acknowledged)} plants acknowledged, {len(lost)} lost"
-    )
 
 
-def test_a_power_cut_takes_what_was_not_synced(serve, disk, url, failing_sync, record_property):
+def test_a_power_cut_takes_what_was_not_synced(serve, disk, url, failing_sync):
     """Where a sync does nothing, plants are lost: else the tests here would prove nothing."""
     server = serve(**failing_sync)
     assert server.post({"id": 1, "name": "synced"})[0] == STORED
@@ -54,13 +51,9 @@ def test_a_power_cut_takes_what_was_not_synced(serve, disk, url, failing_sync, r
     names = read_names(url)
     lost = acknowledged.items() - names.items()
     assert lost != set() and names[1] == "synced"
-    record_property(
-        "a power cut where a sync does nothing",
-        f"{len(acknowledged)} plants acknowledged, {len(lost)} lost",
-    )
 
 
-def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk, record_property):
+def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk):
     """Nothing that was acknowledged is lost, and nobody restarts the service."""
     server = serve()
     with Writers(server.port) as writers:
@@ -74,11 +67,6 @@ def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk, record_prope
     assert "database or disk is full" in server.out
     lost = writers.acknowledged.items() - read_names(url).items()
     assert lost == set()
-    record_property(
-        "a full disk",
-        f"{writers.answers[503]} answers 503, "
-        f"{len(writers.acknowledged)} plants acknowledged, {len(lost)} lost",
-    )
 
 
 @pytest.mark.parametrize("end", [None, Server.stop, Server.kill])

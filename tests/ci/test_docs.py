@@ -13,8 +13,8 @@ import pytest
 
 from plant import Plant
 from tests.support.pages import BLOCK, PAGES, block, command, make_folder
-from tests.support.rows import read_names, read_rows
 from tests.support.server import ROOT, STORED, TOKEN, free_port, wait_until
+from tests.support.storage import read_names, read_rows
 from tests.support.wire import MONSTERA
 
 PATIENCE = 120  # seconds for a page: one of them downloads packages

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.server import HEADERS, QUICK, STORED, TOKEN
+from tests.support.server import HEADERS, PATIENT, STORED, TOKEN
 from tests.support.wire import HEAD, answers, chunked, post
 
 EDGES = [-(2**63), -(2**53) - 1, -(2**53), 2**31, 2**53, 2**53 + 1, 2**63 - 1]
@@ -89,7 +89,7 @@ def test_any_bytes_are_a_plant_or_an_error(client):
 
 def test_any_bytes_over_a_socket_are_answered_with_errors_and_let_nobody_in(serve, stored):
     """Requests with a part that is something else, and several of them in a row."""
-    server = serve(QUICK, WEB_CONCURRENCY="1")
+    server = serve(PATIENT, WEB_CONCURRENCY="1")
 
     @made_up(
         1000,
@@ -108,7 +108,7 @@ def test_any_bytes_over_a_socket_are_answered_with_errors_and_let_nobody_in(serv
 
 def test_the_service_does_what_the_description_says(serve, tmp_path):
     """Schemathesis finds nothing, with every check that it has."""
-    server = serve(QUICK, WEB_CONCURRENCY="1")
+    server = serve(PATIENT, WEB_CONCURRENCY="1")
     command = [Path(sys.executable).with_name("schemathesis"), "run", "--checks=all", "--seed=7"]
     command += ["--max-examples=200", f"--header=Authorization: Bearer {TOKEN}"]
     command += [f"http://127.0.0.1:{server.port}/openapi.json"]

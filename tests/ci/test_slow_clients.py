@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.processes import memory
-from tests.support.server import PATIENCE, PATIENT, SHORT, STORED, Server, wait_until
+from tests.support.server import PATIENCE, PATIENT, SHORT, STORED, Server, memory, wait_until
 from tests.support.wire import GET, HALF_A_BODY, HEAD, MONSTERA, new_plant, post
 from tests.test_worker import NOWHERE, is_cut
 

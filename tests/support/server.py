@@ -10,12 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from tests.support.rows import Row, read_rows
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 HERE = [str(Path(sys.executable).with_name("gunicorn")), "--bind=127.0.0.1:0"]  # any free port
@@ -23,24 +22,20 @@ TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")  # of gunicorn, when all is well
 PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
-QUICK, SHORT, PATIENT = (  # see workers.py
-    f"--worker-class=tests.support.workers.{name}" for name in ("Quick", "Short", "Patient")
-)
+SHORT, PATIENT = (f"--worker-class=tests.support.workers.{name}" for name in ("Short", "Patient"))
 
 
-class Success(int):
+class Success:
     """Equal to each status of success; the one that is sent is said in one test of test_app.py."""
 
-    __hash__ = int.__hash__
-
     def __eq__(self, status: object) -> bool:
-        return isinstance(status, int) and 200 <= status < 300
+        return status in range(200, 300)
 
-    def __ne__(self, status: object) -> bool:
-        return not self == status
+    def __hash__(self) -> int:
+        return 200
 
 
-STORED = Success(200)  # what says that a plant is stored
+STORED = Success()  # what says that a plant is stored
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
@@ -63,12 +58,6 @@ def receive(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(2**16), b""))
 
 
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]  # by their names in lower case
-    body: Any  # None, or what the JSON says
-
-
 class Server(contextlib.AbstractContextManager["Server"]):
     """A master and its workers, with their output. A `with` block ends it, without mercy."""
 
@@ -87,11 +76,10 @@ class Server(contextlib.AbstractContextManager["Server"]):
         own = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{folder}/plants.db"}
         own |= {**dict.fromkeys(("GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")), **environment}
         self.url = own["DATABASE_URL"]
-        number = len(list(folder.glob("server*.out")))
-        self.files = [folder / f"server{number}.{name}" for name in ("out", "err")]
         if listener:
             command = [HERE[0], f"--bind=fd://{listener.fileno()}"]
-        with self.files[0].open("w") as out, self.files[1].open("w") as err:
+        self._output = Path(tempfile.mkdtemp(dir=folder))
+        with (self._output / "out").open("w") as out, (self._output / "err").open("w") as err:
             self.process = subprocess.Popen(
                 [*(command or HERE), *arguments],
                 cwd=ROOT,
@@ -109,12 +97,12 @@ class Server(contextlib.AbstractContextManager["Server"]):
     @property
     def out(self) -> str:
         """What was written to standard output so far: the log."""
-        return self.files[0].read_text()
+        return (self._output / "out").read_text()
 
     @property
     def err(self) -> str:
         """What was written to standard error so far: gunicorn's log."""
-        return self.files[1].read_text()
+        return (self._output / "err").read_text()
 
     def logged(self, request_id: str) -> dict[str, Any]:
         """The line of the log for the request with this X-Request-ID, once it is there."""
@@ -124,23 +112,20 @@ class Server(contextlib.AbstractContextManager["Server"]):
     @functools.cached_property
     def port(self) -> int:
         """The port, once it listens there."""
+        line = r"Listening at: http://[\d.]+:(\d+)"
+        found = wait_until(lambda: self.process.poll() or re.search(line, self.err))
+        assert isinstance(found, re.Match), self.err
+        return int(found[1])
 
-        def look() -> Any:
-            assert self.process.poll() is None, self.err
-            return re.search(r"Listening at: https?://[\d.]+:(\d+)", self.err)
-
-        return int(wait_until(look)[1])
-
-    def workers(self, count: int = 2, besides: Collection[int] = ()) -> list[int]:
-        """The process ids of the workers that are alive, once there are `count` new ones.
+    def workers(self, count: int = 2) -> list[int]:
+        """The process ids of the workers that are alive, once there are so many.
 
         One that has answered nothing yet may still be starting: then each signal ends it.
         """
 
         def look() -> list[int]:
             booted = map(int, re.findall(r"Booting worker with pid: (\d+)", self.err))
-            new = [pid for pid in booted if pid not in besides]
-            found = [pid for pid in new if Path(f"/proc/{pid}").exists()]
+            found = [pid for pid in booted if Path(f"/proc/{pid}").exists()]
             return found if len(found) == count else []
 
         return wait_until(look)
@@ -159,32 +144,22 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Answer:
-        """Send a request on a connection of its own; return its answer."""
+    ) -> tuple[int, Any]:
+        """Send a request on a connection of its own; return the status and the JSON body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(connection):
-            connection.request(method, path, body, dict(headers or {}))
+            connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
-            names = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, names, json.loads(answer.read() or "null"))
+            return answer.status, json.loads(answer.read())
 
     def post(self, plant: Any, token: str = TOKEN) -> tuple[int, Any]:
         """Post a plant; return the status and the JSON body."""
         headers = {**HEADERS, "Authorization": f"Bearer {token}"}
-        status, _, answer = self.request("POST", "/plants", json.dumps(plant), headers)
-        return status, answer
+        return self.request("POST", "/plants", json.dumps(plant), headers)
 
     def health(self) -> int:
         """The status of a health check."""
-        return self.request("GET", "/healthz").status
-
-    def stored(self, number: int) -> Row | None:
-        """The row of a plant in its table, read past the service; None if there is none."""
-        return next((row for row in read_rows(self.url) if row[0] == number), None)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the master alone."""
-        os.kill(self.process.pid, number)
+        return self.request("GET", "/healthz")[0]
 
     def wait(self) -> int:
         """The exit status, once the master has ended."""
@@ -192,14 +167,14 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     def stop(self) -> int:
         """Send SIGTERM to the master; return its exit status."""
-        self.signal(signal.SIGTERM)
+        self.process.terminate()
         return self.wait()
 
     def kill(self) -> None:
         """Kill -9 the master and all workers at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(PATIENCE)
+        self.wait()
 
 
 def stops_in_one_line(server: Server, words: str) -> None:
@@ -209,3 +184,9 @@ def stops_in_one_line(server: Server, words: str) -> None:
     assert len(said.splitlines()) == 1, server.err
     assert re.search(words, said, re.IGNORECASE), said
     assert "Booting worker" not in server.err
+
+
+def memory(pid: int) -> float:
+    """The MiB of a process, with its share of what it has in common with others (PSS)."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"(?m)^Pss: +(\d+) kB", rollup)[1]) / 1024

@@ -36,28 +36,21 @@ def chunked(*chunks: bytes) -> bytes:
 
 
 def receive_answer(connection: socket.socket) -> bytes:
-    """The next answer, on a connection that may stay open."""
+    """The next answer, on a connection that may stay open; each ends as its JSON does."""
     data = b""
-    while len(data) < length_of_answer(data):
-        piece = connection.recv(2**16)
+    while not data.endswith(b"}\n"):
+        data += (piece := connection.recv(2**16))
         assert piece, data
-        data += piece
     return data
-
-
-def length_of_answer(data: bytes) -> int:
-    """How long the first answer is of which `data` is the beginning; more than that if unknown."""
-    head = re.match(rb"(?is).+?\ncontent-length: (\d+).*?\r\n\r\n", data)
-    return head.end() + int(head[1]) if head else len(data) + 1
 
 
 def answers(data: bytes) -> list[tuple[int, Any]]:
     """Split what came over a socket into answers: their statuses and JSON bodies."""
     found = []
     while data:
-        length = length_of_answer(data)
-        head, _, body = data[:length].partition(b"\r\n\r\n")
-        found.append((int(head.split()[1]), json.loads(body)))
+        head, _, data = data.partition(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)\ncontent-length: (\d+)", head)[1])
+        found.append((int(head.split()[1]), json.loads(data[:length])))
         data = data[length:]
     return found
 

@@ -7,31 +7,25 @@ import worker
 from worker import Worker
 
 
-class Quick(Worker):
-    """Looks at its clients often, and so ends soon; has the usual limits."""
+class Short(Worker):
+    """Has limits that a test can wait for, and looks at its clients often."""
 
     check_interval = 0.05
-
-
-class Short(Quick):
-    """Has limits that a test can wait for."""
+    limits = 0.5, 0.3
 
     def run(self) -> None:
-        worker.LIMIT, worker.LAST_LIMIT = 0.5, 0.3
+        worker.LIMIT, worker.LAST_LIMIT = self.limits
         super().run()
 
 
-class Patient(Quick):
+class Patient(Short):
     """Has limits that no test waits for."""
 
-    def run(self) -> None:
-        worker.LIMIT = worker.LAST_LIMIT = math.inf
-        super().run()
+    limits = math.inf, math.inf
 
 
 class Starting(Worker):
     """Is never ready to serve."""
 
     def init_process(self) -> None:
-        """Take longer than any test waits."""
         time.sleep(600)

@@ -1,14 +1,10 @@
 """Clients that post plants at the same time."""
 
-import contextlib
 import http.client
 import json
-import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from tests.support.server import HEADERS, PATIENCE, STORED, wait_until
 from tests.support.wire import NEW_IDS
@@ -19,12 +15,11 @@ class Writers:
 
     def __init__(self, port: int, count: int = 8) -> None:
         """`count` is the number of clients."""
-        self.sent: dict[int, str] = {}  # names by id
-        self.acknowledged: dict[int, str] = {}  # those of them that are stored, as it says
+        self.acknowledged: dict[int, str] = {}  # the names of plants that are stored, by id
         self.answers: Counter[int] = Counter()  # by status
-        self.failures: Counter[type[Exception]] = Counter()  # of connections
-        self.port, self.end = port, threading.Event()
-        self._threads = [threading.Thread(target=self.run) for _ in range(count)]
+        self.failures: list[Exception] = []  # of connections
+        self._port, self._end = port, threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
 
     def __enter__(self) -> "Writers":
         for thread in self._threads:
@@ -32,7 +27,7 @@ class Writers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end.set()
+        self._end.set()
         for thread in self._threads:
             thread.join(PATIENCE)
 
@@ -41,33 +36,27 @@ class Writers:
         goal = len(self.acknowledged) + count
         return bool(wait_until(lambda: len(self.acknowledged) >= goal))
 
-    def run(self) -> None:
-        """Be one of the clients, until the end."""
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        with contextlib.closing(client):
-            while not self.end.is_set():
-                self.write(client)
+    def _run(self) -> None:
+        client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+        number = next(NEW_IDS)
+        while not self._end.is_set():
+            headers = {**HEADERS, "X-Request-ID": f"{number}"}
+            try:
+                plant = {"id": number, "name": name_of(number)}
+                client.request("POST", "/plants", json.dumps(plant), headers)
+                (answer := client.getresponse()).read()
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(error)
+                client.close()
+                time.sleep(0.01)
+                continue
+            self.answers[answer.status] += 1
+            if answer.status == STORED:
+                self.acknowledged[number] = name_of(number)
+                number = next(NEW_IDS)
+        client.close()
 
-    def write(self, client: http.client.HTTPConnection) -> None:
-        """Post a new plant until it is stored."""
-        number, name = next(NEW_IDS), f"{random.random()}"
-        self.sent[number] = name
-        while not self.end.is_set():
-            if self.post(client, {"id": number, "name": name}) == STORED:
-                self.acknowledged[number] = name
-                return
 
-    def post(self, client: http.client.HTTPConnection, plant: Mapping[str, Any]) -> int:
-        """Post a plant, with its id as X-Request-ID; return the status, or 0 for no answer."""
-        headers = {**HEADERS, "X-Request-ID": f"{plant['id']}"}
-        try:
-            client.request("POST", "/plants", json.dumps(plant), headers)
-            answer = client.getresponse()
-            answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.failures[type(error)] += 1
-            client.close()
-            time.sleep(0.01)
-            return 0
-        self.answers[answer.status] += 1
-        return answer.status
+def name_of(number: int) -> str:
+    """The name of the plant with an id, which no other plant has."""
+    return f"number {number}."

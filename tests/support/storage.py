@@ -1,0 +1,71 @@
+"""A storage from outside: what is in it, and locks, threads and processes around it."""
+
+import contextlib
+import fcntl
+import multiprocessing
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.support.server import PATIENCE, wait_until
+
+Row = tuple[int, str, str | None]
+SELECT = "SELECT id, name, tag FROM plants ORDER BY id"
+
+
+def read_rows(url: str) -> list[Row]:
+    """All rows of the table, in the order of id; a SQLite file is as it should be."""
+    if not url.startswith("sqlite:"):
+        import psycopg  # most tests do without
+
+        with psycopg.connect(url) as connection:
+            return connection.execute(SELECT).fetchall()
+    path = url.removeprefix("sqlite:///")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return file.execute(SELECT).fetchall()
+
+
+def read_names(url: str) -> dict[int, str]:
+    """The names of all plants that are stored, by id."""
+    return {number: name for number, name, _ in read_rows(url)}
+
+
+@contextlib.contextmanager
+def lock_held(database: Path) -> Iterator[None]:
+    """Hold the lock that one process of the service may have: shared, so that only it must wait."""
+    with open(f"{database}-lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Be another program that keeps the service from storing anything."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def queue_up(method: Callable[..., object], *arguments: object) -> Future[Any]:
+    """Let a thread call add() or check() of a storage; return once it waits in the queue."""
+    thread, pool = Future[int](), ThreadPoolExecutor(1)
+    outcome = pool.submit(lambda: thread.set_result(threading.get_ident()) or method(*arguments))
+    wait = threading.Condition.wait.__code__
+    wait_until(lambda: outcome.done() or sys._current_frames()[thread.result()].f_code is wait)
+    return outcome
+
+
+def run_in_processes(*functions: Callable[[], object]) -> None:
+    """Run functions at once, each in a process of its own, which has to end by itself."""
+    processes = [multiprocessing.get_context("fork").Process(target=each) for each in functions]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0] * len(processes)
