@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.pages import command
-from tests.support.postgresql import running_postgresql
+from tests.support.postgresql import PostgreSQL
 from tests.support.server import Server
 
 SQLITE = f"""
@@ -29,7 +29,7 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def postgresql() -> Iterator[str]:
     """The URL of a server with a plant, to which the operator has added the new columns."""
-    with running_postgresql("fsync=off") as server:
+    with PostgreSQL() as server:
         server.execute(f"{POSTGRESQL}; {OLD}; {command('ALTER TABLE plants ADD')}")
         yield server.url()
 

@@ -1,5 +1,6 @@
-"""What these tests share beyond what all do: PostgreSQL, a disk, and syncs that fail."""
+"""What these tests share beyond what all do: PostgreSQL, and syncs that fail."""
 
+import itertools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from tests.support.disk import Disk
-from tests.support.postgresql import PostgreSQL, running_postgresql
+from tests.support.postgresql import PostgreSQL
 from tests.support.server import ROOT
+
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,21 +23,15 @@ def hypothesis_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     """A PostgreSQL server for all tests that leave it as it was."""
-    with running_postgresql("fsync=off") as server:
+    with PostgreSQL() as server:
         yield server
 
 
 @pytest.fixture
 def postgresql_url(postgresql: PostgreSQL) -> str:
     """The URL of a database without a table."""
-    return postgresql.new_url()
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    """A small disk, mounted at its `root`."""
-    with Disk(tmp_path) as disk:
-        yield disk
+    postgresql.execute(f"CREATE DATABASE {(name := f'test{next(NUMBERS)}')}")
+    return postgresql.url(name)
 
 
 @pytest.fixture

@@ -3,14 +3,65 @@
 It takes root, to mount a file system that is there for that.
 """
 
+import contextlib
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.disk import Disk
 from tests.support.server import STORED, Server, stops_in_one_line, wait_until
 from tests.support.storage import read_names
 from tests.support.writers import Writers
+
+EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h in Linux
+NO_LOG_FLUSH = struct.pack("I", 2)
+
+
+class Disk:
+    """An ext4 file system of 32 MiB in a file, mounted at its `root`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self._image = folder / "disk", folder / "image"
+        self.root.mkdir()
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", self._image, "32M"], check=True)
+        self._mount()
+
+    def _mount(self) -> None:
+        subprocess.run(["mount", "-o", "loop", self._image, self.root], check=True)
+
+    def cut_power(self) -> None:
+        """Let nothing more come to the disk."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH)
+        os.close(descriptor)
+
+    def power_up(self) -> None:
+        """Mount it again, without what was not synced, once all that used it has ended."""
+        wait_until(lambda: subprocess.run(["umount", self.root]).returncode == 0)
+        # A container that was started meanwhile has this mount in a namespace of its own, and as
+        # long as it has, a mount of the same image is the same file system, still without power.
+        shutil.copyfile(self._image, copy := self._image.with_name("copy"))
+        copy.replace(self._image)
+        self._mount()
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Leave no room on it for a while."""
+        ballast = self.root / "ballast"
+        subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=1k"])  # fails in the end
+        yield
+        ballast.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Disk]:
+    yield (disk := Disk(tmp_path))
+    subprocess.run(["umount", "--lazy", disk.root], check=True)
 
 
 @pytest.fixture
@@ -27,8 +78,7 @@ def acknowledged_before_a_power_cut(server: Server, disk: Disk, count: int) -> d
         disk.cut_power()
     wait_until(lambda: server.health() == 503)
     server.kill()
-    disk.unmount()
-    disk.mount()
+    disk.power_up()
     return acknowledged
 
 
@@ -89,7 +139,8 @@ def test_a_read_only_disk_ends_the_start_in_one_line(serve, disk):
     server = serve()
     assert server.post({"id": 1, "name": "one"})[0] == STORED
     server.kill()
-    disk.remount("ro")
+    remount = ["mount", "-o", "remount,ro", disk.root]
+    wait_until(lambda: subprocess.run(remount).returncode == 0)  # once the last has ended
     stops_in_one_line(serve(), r"plants\.db\S*: .*read-?only")
-    disk.remount("rw")
+    subprocess.run(["mount", "-o", "remount,rw", disk.root], check=True)
     assert serve().post({"id": 1, "name": "another"})[0] == 409

@@ -6,13 +6,14 @@ What is for a container or a Linux host is in test_deploy.py; the ladder has a t
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from shlex import quote
 
 import pytest
 
 from plant import Plant
-from tests.support.pages import BLOCK, PAGES, block, command, make_folder
+from tests.support.pages import BLOCK, PAGES, block, command
 from tests.support.server import ROOT, STORED, TOKEN, free_port, wait_until
 from tests.support.storage import read_names, read_rows
 from tests.support.wire import MONSTERA
@@ -30,6 +31,17 @@ PLANTS = [Plant(-(2**63), "n"), *map(Plant, range(10), TEXTS, TEXTS), Plant(2**6
 STORE = """sqlite3 plants.db 'WITH RECURSIVE new (id) AS (
     VALUES ({}) UNION ALL SELECT id + 1 FROM new WHERE id < {}
 ) INSERT INTO plants SELECT id, hex(zeroblob(20)), NULL FROM new'\n"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder like that of README.md, without plants."""
+    (folder := tmp_path / "plant store").mkdir()
+    for source in ROOT.glob("[!.]*"):
+        if not source.name.startswith("plants.db"):
+            (folder / source.name).symlink_to(source)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
 
 
 def run(folder: Path, commands: str, **settings: str) -> str:
@@ -60,19 +72,17 @@ def typed(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
-def test_a_page_is_typed_from_top_to_bottom(page, tmp_path, postgresql):
+def test_a_page_is_typed_from_top_to_bottom(page, folder, postgresql_url):
     """All that it shows as printed is printed; where none is started on it, the service runs."""
-    commands = typed(page).replace(SERVER, quote(postgresql.new_url()))
-    folder, settings = make_folder(tmp_path / "plant store"), {"PLANTS_TOKENS": TOKEN}
-    printed = run(folder, commands, **(settings if page != TYPED[0] else {}))
+    commands = typed(page).replace(SERVER, quote(postgresql_url))
+    printed = run(folder, commands, **({"PLANTS_TOKENS": TOKEN} if page != TYPED[0] else {}))
     for language, text in BLOCK.findall(PAGES[page]):
         if language in ("", "json"):
             assert re.sub(VARYING, "X", text) in re.sub(VARYING, "X", printed)
 
 
-def test_a_move_and_its_repetition_change_no_plant(tmp_path, open_storage, postgresql_url):
+def test_a_move_and_its_repetition_change_no_plant(folder, open_storage, postgresql_url):
     """Whatever is in it, there and back."""
-    folder = make_folder(tmp_path / "plant store")
     storage = open_storage(url := f"sqlite:///{folder}/plants.db")
     for plant in PLANTS:
         storage.add(plant)
@@ -98,9 +108,8 @@ def test_a_deleted_file_is_rescued(serve, database, tmp_path):
     assert run(rescued, block("sh", "mkdir -p backups")) == "ok\n20\n"
 
 
-def test_what_is_newer_than_the_backup_is_read_from_a_damaged_file(tmp_path, open_storage):
+def test_what_is_newer_than_the_backup_is_read_from_a_damaged_file(folder, open_storage):
     """All plants are there again but those of the damaged page, which has older ones here."""
-    folder = make_folder(tmp_path / "plant store")
     open_storage(url := f"sqlite:///{folder}/plants.db").close()
     run(folder, STORE.format(0, 5999) + block("sh", "mkdir -p backups") + STORE.format(6000, 6099))
     with (folder / "plants.db").open("r+b") as file:

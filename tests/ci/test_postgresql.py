@@ -5,6 +5,7 @@ import itertools
 import operator
 import random
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ import pytest
 from engines.postgresql import SCHEMA, PostgreSQLEngine
 from plant import Plant
 from storage import LOCK_LIMIT, Unavailable
-from tests.support.postgresql import PostgreSQL, running_postgresql
+from tests.support.postgresql import PostgreSQL
 from tests.support.server import PATIENCE, STORED, wait_until
 from tests.support.storage import read_names
 
@@ -191,13 +192,13 @@ def test_while_somebody_makes_or_locks_the_table_health_checks_fail_too(serve, c
 
 def test_a_server_that_is_away_or_hangs_is_a_503_and_comes_back_by_itself(serve):
     """The start goes on, all requests are answered meanwhile, and no log has the password."""
-    with running_postgresql("fsync=off") as own:
+    with PostgreSQL() as own:
         own.stop()
         url = own.url().replace("user=postgres", "user=late&password=SECRET")
         server = serve(DATABASE_URL=url, WEB_CONCURRENCY="1")
         assert server.post(MONSTERA)[0] == server.health() == 503
         assert "plants can't be stored in PostgreSQL: connection" in server.err
-        own.start("fsync=off")
+        own.start()
         said = 'role \\"late\\" does not exist'
         wait_until(lambda: server.health() == 503 and said in server.out)
         own.execute("CREATE ROLE late SUPERUSER LOGIN")
@@ -210,14 +211,15 @@ def test_a_server_that_is_away_or_hangs_is_a_503_and_comes_back_by_itself(serve)
         assert "SECRET" not in server.out + server.err
 
 
-def test_of_four_addresses_three_may_be_dead(serve, silent, postgresql, url):
+def test_of_four_addresses_three_may_be_dead(serve, postgresql, url):
     """There somebody lets in and says nothing; where all are so, the answer is a 503."""
-    port = silent[1].getsockname()[1]
-    hosts = f"?host={'127.0.0.1,' * 3}{postgresql.folder}&port={f'{port},' * 3}5432&user=postgres"
-    server = serve(DATABASE_URL=url.partition("?")[0] + hosts, WEB_CONCURRENCY="1")
-    assert server.post(MONSTERA)[0] == STORED
-    hanging = serve(DATABASE_URL=silent[0], WEB_CONCURRENCY="1")
-    assert hanging.health() == hanging.post(MONSTERA)[0] == 503
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        hosts = f"?host={'127.0.0.1,' * 3}{postgresql.folder}&port={f'{port},' * 3}5432"
+        own = f"{url.partition('?')[0]}{hosts}&user=postgres"
+        assert serve(DATABASE_URL=own, WEB_CONCURRENCY="1").post(MONSTERA)[0] == STORED
+        hanging = serve(DATABASE_URL=f"postgresql://127.0.0.1:{port}/plants", WEB_CONCURRENCY="1")
+        assert hanging.health() == hanging.post(MONSTERA)[0] == 503
 
 
 def test_a_batch_is_sent_again_where_its_connection_is_lost(serve, connection, sessions, pool):

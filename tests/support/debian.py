@@ -21,19 +21,17 @@ def make_machine(folder: Path, release: str, commands: str = "") -> None:
     It is copied from an archive of the last week if there is one, since it takes a minute.
     """
     CACHE.mkdir(exist_ok=True)
-    name = hashlib.sha256(f"{release} {commands}".encode()).hexdigest()[:16]
-    archive = CACHE / f"{name}.tar"
+    archive = CACHE / f"{hashlib.sha256(f'{release} {commands}'.encode()).hexdigest()[:16]}.tar"
     folder.mkdir(mode=0o755)
     if archive.exists() and archive.stat().st_mtime > time.time() - MAX_AGE:
         subprocess.run(["tar", "-C", folder, "-xf", archive], check=True)
     else:
         _bootstrap(folder, release, commands)
-        subprocess.run(["tar", "-C", folder, "-cf", f"{archive}.new", "."], check=True)
-        os.rename(f"{archive}.new", archive)
+        subprocess.run(["tar", "-C", folder, "-cf", new := f"{archive}.new", "."], check=True)
+        os.rename(new, archive)
     shutil.copy(os.environ.get("PIP_CERT", f"/{CERTIFICATES}"), folder / CERTIFICATES)
-    settings = [f"{PIP[name]} = {os.environ[name]}\n" for name in PIP if name in os.environ]
-    lines = ["[global]\n", f"cert = /{CERTIFICATES}\n", *settings]
-    (folder / "etc/pip.conf").write_text("".join(lines))
+    settings = [f"{key} = {os.environ[name]}\n" for name, key in PIP.items() if name in os.environ]
+    (folder / "etc/pip.conf").write_text(f"[global]\ncert = /{CERTIFICATES}\n{''.join(settings)}")
 
 
 def _bootstrap(folder: Path, release: str, commands: str) -> None:
@@ -43,6 +41,5 @@ def _bootstrap(folder: Path, release: str, commands: str) -> None:
     command += [release, folder, mirror, "sid"]  # the script for all that are newer than it
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     if commands:  # the list of packages of a new release may have expired
-        script = f"apt-get update -qq\n{commands}\napt-get clean"
-        command = ["chroot", folder, "sh", "-euc", script]
+        command = ["chroot", folder, "sh", "-euc", f"apt-get update -qq\n{commands}\napt-get clean"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)

@@ -1,12 +1,9 @@
 """What README.md and the pages of docs/ have for copying."""
 
 import re
-import sys
-from pathlib import Path
 
 from tests.support.server import ROOT
 
-README = (ROOT / "README.md").read_text("utf-8")
 PAGES = {page: page.read_text("utf-8") for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")  # its language and its text
 
@@ -28,13 +25,3 @@ def table(heading: str) -> list[list[str]]:
     pattern = rf"(?m)^\| {heading}.*\n\|[-|]+\|\n((?:\|.*\n)+)"
     (rows,) = re.findall(pattern, "\n".join(PAGES.values()))
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows.splitlines()]
-
-
-def make_folder(folder: Path) -> Path:
-    """Make a folder like that of README.md, without plants."""
-    folder.mkdir()
-    for source in ROOT.glob("[!.]*"):
-        if not source.name.startswith("plants.db"):
-            (folder / source.name).symlink_to(source)
-    (folder / ".venv").symlink_to(sys.prefix)
-    return folder

@@ -18,7 +18,7 @@ class Writers:
         self.acknowledged: dict[int, str] = {}  # the names of plants that are stored, by id
         self.answers: Counter[int] = Counter()  # by status
         self.failures: list[Exception] = []  # of connections
-        self._port, self._end = port, threading.Event()
+        self._port, self.end = port, threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(count)]
 
     def __enter__(self) -> "Writers":
@@ -27,7 +27,7 @@ class Writers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
+        self.end.set()
         for thread in self._threads:
             thread.join(PATIENCE)
 
@@ -39,7 +39,7 @@ class Writers:
     def _run(self) -> None:
         client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
         number = next(NEW_IDS)
-        while not self._end.is_set():
+        while not self.end.is_set():
             headers = {**HEADERS, "X-Request-ID": f"{number}"}
             try:
                 plant = {"id": number, "name": name_of(number)}
