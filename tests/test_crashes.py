@@ -12,7 +12,7 @@ import socket
 import pytest
 
 from tests.support.storage import read_names
-from tests.support.writers import Writers, name_of
+from tests.support.wire import Writers
 
 
 @pytest.fixture
@@ -39,4 +39,4 @@ def test_every_acknowledged_plant_survives_kill_minus_9(serve, url, victims):
         server.kill()
     names = read_names(url)
     assert writers.acknowledged.items() <= names.items()
-    assert names == {number: name_of(number) for number in names}
+    assert names == {number: f"Ivy {number}." for number in names}

@@ -23,6 +23,7 @@ from tests.support.wire import (
     HALF_A_BODY,
     HEAD,
     MONSTERA,
+    Writers,
     chunked,
     new_plant,
     post,
@@ -30,7 +31,6 @@ from tests.support.wire import (
     refused,
     statuses,
 )
-from tests.support.writers import Writers
 from worker import FULL, LAST_LIMIT, LIMIT, ROOM
 
 CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n"

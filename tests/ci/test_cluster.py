@@ -15,7 +15,7 @@ from plant import Plant
 from tests.support.postgresql import OPTIONS, PostgreSQL
 from tests.support.server import PATIENCE, STORED, wait_until
 from tests.support.storage import read_names
-from tests.support.writers import Writers
+from tests.support.wire import Writers
 
 MONSTERA = Plant(7, "Monstera")
 

@@ -19,7 +19,7 @@ import pytest
 
 from plant import Plant
 from tests.support.server import HEADERS, HERE, ROOT, STORED, TOKEN, Server, wait_until
-from tests.support.writers import Writers
+from tests.support.wire import Writers
 from tests.test_crashes import test_every_acknowledged_plant_survives_kill_minus_9  # noqa: F401
 
 ROUNDS = 10

@@ -17,13 +17,11 @@ from shlex import quote
 
 import pytest
 
-from tests.ci.test_bare_machine import IGNORED
-from tests.support.debian import ENVIRONMENT, make_machine
+from tests.ci.test_bare_machine import ENVIRONMENT, IGNORED, make_machine
 from tests.support.pages import block, command
 from tests.support.server import ROOT, TOKEN, Server, free_port, wait_until
 from tests.support.storage import lock_held, read_names
-from tests.support.wire import MONSTERA
-from tests.support.writers import Writers
+from tests.support.wire import MONSTERA, Writers
 
 INSTALL = block("sh", "apt-get install caddy").splitlines()
 RESTART = block("sh", "systemctl reset-failed")

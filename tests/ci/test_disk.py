@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.server import STORED, Server, stops_in_one_line, wait_until
 from tests.support.storage import read_names
-from tests.support.writers import Writers
+from tests.support.wire import Writers
 
 EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h in Linux
 NO_LOG_FLUSH = struct.pack("I", 2)

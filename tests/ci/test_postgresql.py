@@ -192,13 +192,11 @@ def test_while_somebody_makes_or_locks_the_table_health_checks_fail_too(serve, c
 
 def test_a_server_that_is_away_or_hangs_is_a_503_and_comes_back_by_itself(serve):
     """The start goes on, all requests are answered meanwhile, and no log has the password."""
-    with PostgreSQL() as own:
-        own.stop()
-        url = own.url().replace("user=postgres", "user=late&password=SECRET")
-        server = serve(DATABASE_URL=url, WEB_CONCURRENCY="1")
-        assert server.post(MONSTERA)[0] == server.health() == 503
-        assert "plants can't be stored in PostgreSQL: connection" in server.err
-        own.start()
+    url = (own := PostgreSQL()).url().replace("user=postgres", "user=late&password=SECRET")
+    server = serve(DATABASE_URL=url, WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == server.health() == 503
+    assert "plants can't be stored in PostgreSQL: connection" in server.err
+    with own:
         said = 'role \\"late\\" does not exist'
         wait_until(lambda: server.health() == 503 and said in server.out)
         own.execute("CREATE ROLE late SUPERUSER LOGIN")

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.server import STORED, Server, memory, wait_until
 from tests.support.storage import read_names
-from tests.support.wire import post
-from tests.support.writers import Writers
+from tests.support.wire import Writers, post
 
 CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
 

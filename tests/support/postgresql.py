@@ -49,25 +49,16 @@ class PostgreSQL:
         )
 
     def __enter__(self) -> "PostgreSQL":
-        self.start()
+        command = ["postgres", "-D", self._data, "-F", "-h", "", "-k", self.folder]
+        self._process = subprocess.Popen(command, **OPTIONS)
+        ready = ["pg_isready", "-q", "-h", self.folder]
+        wait_until(lambda: subprocess.run(ready, **OPTIONS).returncode == 0)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGKILL)
         self._process.wait(PATIENCE)
         shutil.rmtree(self.folder)
-
-    def start(self) -> None:
-        """Start, and wait until it takes connections."""
-        command = ["postgres", "-D", self._data, "-F", "-h", "", "-k", self.folder]
-        self._process = subprocess.Popen(command, **OPTIONS)
-        ready = ["pg_isready", "-q", "-h", self.folder]
-        wait_until(lambda: subprocess.run(ready, **OPTIONS).returncode == 0)
-
-    def stop(self) -> None:
-        """Stop it, and end its connections."""
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(PATIENCE)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes: each has a process group of its own."""

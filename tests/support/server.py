@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +79,12 @@ class Server(contextlib.AbstractContextManager["Server"]):
         if listener:
             command = [HERE[0], f"--bind=fd://{listener.fileno()}"]
         self._output = Path(tempfile.mkdtemp(dir=folder))
+        options = {"cwd": ROOT, "start_new_session": True}
+        options["env"] = {k: v for k, v in {**os.environ, **own}.items() if v is not None}
+        options["pass_fds"] = [listener.fileno()] if listener else []
+        command = [*(command or HERE), *arguments]
         with (self._output / "out").open("w") as out, (self._output / "err").open("w") as err:
-            self.process = subprocess.Popen(
-                [*(command or HERE), *arguments],
-                cwd=ROOT,
-                env={k: v for k, v in {**os.environ, **own}.items() if v is not None},
-                stdout=out,
-                stderr=err,
-                pass_fds=[listener.fileno()] if listener else [],
-                start_new_session=True,
-            )
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, **options)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.kill()
@@ -124,11 +120,11 @@ class Server(contextlib.AbstractContextManager["Server"]):
         """
 
         def look() -> list[int]:
-            booted = map(int, re.findall(r"Booting worker with pid: (\d+)", self.err))
-            found = [pid for pid in booted if Path(f"/proc/{pid}").exists()]
-            return found if len(found) == count else []
+            booted = re.findall(r"Booting worker with pid: (\d+)", self.err)
+            return [int(pid) for pid in booted if Path(f"/proc/{pid}").exists()]
 
-        return wait_until(look)
+        wait_until(lambda: len(look()) == count)
+        return look()
 
     def connect(self) -> socket.socket:
         """A new connection to it."""
@@ -143,12 +139,12 @@ class Server(contextlib.AbstractContextManager["Server"]):
             return receive(connection)
 
     def request(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: Any = None, headers: Any = ()
     ) -> tuple[int, Any]:
         """Send a request on a connection of its own; return the status and the JSON body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(connection):
-            connection.request(method, path, body, headers or {})
+            connection.request(method, path, body, dict(headers))
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 
@@ -188,5 +184,4 @@ def stops_in_one_line(server: Server, words: str) -> None:
 
 def memory(pid: int) -> float:
     """The MiB of a process, with its share of what it has in common with others (PSS)."""
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(re.search(r"(?m)^Pss: +(\d+) kB", rollup)[1]) / 1024
+    return int(re.search(r"Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[1]) / 1024

@@ -1,12 +1,16 @@
-"""Plants, and requests and answers as they are sent over a socket."""
+"""Clients: plants, requests and answers as they are sent over a socket, and writers of plants."""
 
+import http.client
 import itertools
 import json
 import re
 import socket
+import threading
+import time
+from collections import Counter
 from typing import Any
 
-from tests.support.server import TOKEN
+from tests.support.server import HEADERS, PATIENCE, STORED, TOKEN, wait_until
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
 NEW_IDS = itertools.count(10_000)  # which no test may choose by itself
@@ -19,8 +23,9 @@ GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def new_plant(**members: Any) -> dict[str, Any]:
-    """A plant whose id no other test has used, as servers are shared."""
-    return {"id": next(NEW_IDS), "name": "Ivy", **members}
+    """A plant whose id and name no other test has used, as servers are shared."""
+    number = next(NEW_IDS)
+    return {"id": number, "name": f"Ivy {number}.", **members}
 
 
 def post(plant: object, *headers: bytes, head: bytes = HEAD) -> bytes:
@@ -69,3 +74,49 @@ def refused(data: bytes, status: int) -> str:
     assert re.search(rb"\r\nDate: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r\n", data)
     assert b"Cache-Control: no-store" in data
     return body["message"]
+
+
+class Writers:
+    """Clients that post new plants, each again and again until it is stored."""
+
+    def __init__(self, port: int, count: int = 8) -> None:
+        """`count` is the number of clients."""
+        self.acknowledged: dict[int, str] = {}  # the names of plants that are stored, by id
+        self.answers: Counter[int] = Counter()  # by status
+        self.failures: list[Exception] = []  # of connections
+        self._port, self.end = port, threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
+
+    def __enter__(self) -> "Writers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def goes_on(self, count: int = 100) -> bool:
+        """Wait until `count` more plants were acknowledged."""
+        goal = len(self.acknowledged) + count
+        return bool(wait_until(lambda: len(self.acknowledged) >= goal))
+
+    def _run(self) -> None:
+        client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+        plant = new_plant()
+        while not self.end.is_set():
+            headers = {**HEADERS, "X-Request-ID": f"{plant['id']}"}
+            try:
+                client.request("POST", "/plants", json.dumps(plant), headers)
+                (answer := client.getresponse()).read()
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(error)
+                client.close()
+                time.sleep(0.01)
+                continue
+            self.answers[answer.status] += 1
+            if answer.status == STORED:
+                self.acknowledged[plant["id"]] = plant["name"]
+                plant = new_plant()
+        client.close()
