@@ -15,9 +15,11 @@ import sys
 from argparse import ArgumentParser, RawTextHelpFormatter
 from collections import defaultdict
 
-from results import Results, draw, report, write
+from results import Results, draw, report
 from run import SETTINGS, measure
-from servers import compile_slow_sync, others, service_of, this_service
+from servers import HERE, others, service_of, this_service
+
+MARK = "<!-- tests/bench writes what follows -->\n"
 
 
 def main() -> None:
@@ -32,7 +34,6 @@ def main() -> None:
         sys.exit(f"needs {', '.join(missing)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # leaves no server behind
     servers = [this_service(), *([service_of(options.against)] if options.against else others())]
-    compile_slow_sync()
     results: Results = defaultdict(list)
     for number, setting in itertools.product(range(options.rounds), options.settings or SETTINGS):
         for server in servers[:: -1 if number % 2 else 1]:
@@ -40,8 +41,9 @@ def main() -> None:
     text = report(results, options.rounds, options.seconds)
     print(text)
     if not (options.settings or options.against):
-        write(text)
-        draw(results)
+        page = HERE / "results.md"
+        page.write_text(page.read_text().partition(MARK)[0] + MARK + "\n" + text)
+        (HERE / "chart.svg").write_text(draw(results))
 
 
 main()

@@ -1,5 +1,5 @@
 -- Posts a new plant with each request; prints the counts and latencies as JSON at the end.
--- wrk -s post.lua URL -- TOKEN FIRST_ID
+-- wrk -s post.lua URL -- TOKEN
 local number_of_threads = 0
 
 function setup(thread)
@@ -11,7 +11,7 @@ function init(args)
   wrk.method = "POST"
   wrk.headers["Authorization"] = "Bearer " .. args[1]
   wrk.headers["Content-Type"] = "application/json"
-  next_id = tonumber(args[2]) + thread_number * 100000000
+  next_id = thread_number * 100000000
 end
 
 function request()

@@ -6,9 +6,7 @@ import sqlite3
 import statistics
 
 from run import Run
-from servers import HERE
 
-MARK = "<!-- tests/bench writes what follows -->\n"
 OURS = "this service"
 
 Results = dict[tuple[str, str], list[Run]]  # by the names of a setting and a server
@@ -46,35 +44,27 @@ def rate(runs: list[Run], ours: list[Run]) -> str:
 
 def table(rows: list[list[str]]) -> str:
     """Return rows, of which the first is the heading, as Markdown."""
-    lines = [f"| {' | '.join(row)} |\n" for row in rows]
-    return "".join([lines[0], "|---" * len(rows[0]), "|\n", *lines[1:]])
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write(text: str) -> None:
-    """Put the results into their page."""
-    page = HERE / "results.md"
-    page.write_text(page.read_text().partition(MARK)[0] + MARK + "\n" + text)
-
-
-def draw(results: Results) -> None:
+def draw(results: Results) -> str:
     """Draw plants a second, but the ceiling's, in colors that can be read on white and on black."""
     rates = {
         server: median(runs).rate
         for (setting, server), runs in results.items()
         if setting == "32 connections" and "ceiling" not in server
     }
-    height = 34 + 30 * len(rates)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 {height}" width="780" '
-        f'font-family="sans-serif" font-size="14" fill="#6e7781">',
-        '<text x="270" y="20">plants stored a second, 32 connections, synced to disk</text>',
-    ]
+    height, bars = 34 + 30 * len(rates), ""
     for y, (server, rate) in zip(range(34, height, 30), rates.items(), strict=True):
         width = round(430 * rate / max(rates.values()))
         color = "#2da44e" if server == OURS else "#8c959f"
-        lines += [
-            f'<text x="262" y="{y + 16}" text-anchor="end">{server}</text>',
-            f'<rect x="270" y="{y}" width="{width}" height="22" fill="{color}"/>',
-            f'<text x="{276 + width}" y="{y + 16}">{rate:,.0f}</text>',
-        ]
-    (HERE / "chart.svg").write_text("\n".join([*lines, "</svg>"]) + "\n")
+        bars += f'''<text x="262" y="{y + 16}" text-anchor="end">{server}</text>
+<rect x="270" y="{y}" width="{width}" height="22" fill="{color}"/>
+<text x="{276 + width}" y="{y + 16}">{rate:,.0f}</text>
+'''
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 {height}" width="780" \
+font-family="sans-serif" font-size="14" fill="#6e7781">
+<text x="270" y="20">plants stored a second, 32 connections, synced to disk</text>
+{bars}</svg>
+"""

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import Request, urlopen
 
 from servers import HERE, SLOW_SYNC, Server
 
@@ -49,7 +49,9 @@ def measure(server: Server, setting: str, seconds: int) -> Run:
         if server.kind == "peer":
             sqlite3.connect(file).executescript(PEERS_TABLE).connection.close()
         with running(server, file, setting == SLOW_DISK) as (group, address, start):
-            told = post(address, connections, seconds)
+            load = f"wrk -c {connections} -t {min(connections, 2)} -d {seconds}s --timeout 30s"
+            command = [*load.split(), "-s", HERE / "post.lua", address, "--", TOKEN]
+            told = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
             memory = memory_of(group)
         print(f"{server.title}, {setting}: {told}", flush=True)
         stored = told["answers"] - told["refused"]
@@ -73,12 +75,16 @@ def running(server: Server, file: Path, slow: bool) -> Iterator[tuple[int, str, 
         library = os.path.relpath(SLOW_SYNC, server.folder)  # as LD_PRELOAD ends at a space
         environment |= {"LD_PRELOAD": library, "SYNC_WAITS": library}
     begin, address = time.monotonic(), f"http://127.0.0.1:{port}"
+    first = Request(f"{address}/plants", b'{"id": -1, "name": "first"}', HEADERS)  # no client's id
     with (log := file.with_name("log")).open("wb") as out:
         process = subprocess.Popen(
             command, cwd=server.folder, env=environment, stdout=out, stderr=out, process_group=0
         )
     try:
-        while not stores_one(address):
+        while True:
+            with contextlib.suppress(OSError):
+                urlopen(first, timeout=5).close()
+                break
             if time.monotonic() > begin + PATIENCE:
                 sys.exit(f"{server.title} does not start: {log.read_text()}")
             time.sleep(0.01)
@@ -88,21 +94,6 @@ def running(server: Server, file: Path, slow: bool) -> Iterator[tuple[int, str, 
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def stores_one(address: str) -> bool:
-    """Post a plant whose id no client uses; tell if it was stored."""
-    request = urllib.request.Request(f"{address}/plants", b'{"id": -1, "name": "first"}', HEADERS)
-    with contextlib.suppress(OSError):
-        return urllib.request.urlopen(request, timeout=5).status == 200
-    return False
-
-
-def post(address: str, connections: int, seconds: int) -> dict[str, float]:
-    """Post plants, and return what post.lua tells."""
-    options = f"-t {min(connections, 2)} -c {connections} -d {seconds}s --timeout 30s"
-    command = ["wrk", *options.split(), "-s", HERE / "post.lua", address, "--", TOKEN, "0"]
-    return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
 
 
 def memory_of(group: int) -> float:

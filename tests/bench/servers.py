@@ -9,7 +9,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 BUILD = HERE / ".build"  # all that is installed and compiled
-SLOW_SYNC = BUILD / "sync.so"
+SLOW_SYNC = BUILD / "sync.so"  # makes each sync take 5 ms more
 NODE_PACKAGES = ["fastify@5.12.8", "@fastify/bearer-auth@10.1.3", "better-sqlite3@12.11.1"]
 BIND = "--bind 127.0.0.1:PORT"
 
@@ -25,16 +25,17 @@ class Server(NamedTuple):
 
 
 def this_service() -> Server:
-    """Return the service of the working tree, started as README.md says."""
-    return Server("this service", install("service", ROOT) / "gunicorn", BIND, ROOT, "service")
+    """Return the service of the working tree, started as README.md says; compile SLOW_SYNC."""
+    programs, source = install("service", ROOT), ROOT / "tests" / "support" / "sync.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", SLOW_SYNC, source, "-ldl"], check=True)
+    return Server("this service", programs / "gunicorn", BIND, ROOT, "service")
 
 
 def service_of(commit: str) -> Server:
     """Return the service as it is in a commit."""
-    folder = BUILD / "against"
-    shutil.rmtree(folder, ignore_errors=True)
-    git = ["git", "-C", ROOT, "archive", f"--prefix={folder.name}/", commit]
-    subprocess.run(["tar", "-x", "-C", BUILD], input=subprocess.check_output(git), check=True)
+    shutil.rmtree(folder := BUILD / "against", ignore_errors=True)
+    subprocess.run(["git", "clone", "-qs", ROOT, folder], check=True)
+    subprocess.run(["git", "-C", folder, "checkout", "-q", commit], check=True)
     return Server(commit, install("other", folder) / "gunicorn", BIND, folder, "service")
 
 
@@ -56,13 +57,7 @@ def others() -> list[Server]:
 
 def install(name: str, folder: Path) -> Path:
     """Return the folder of the programs of an environment with what `folder` requires."""
-    environment, requirements = BUILD / name, folder / "requirements.txt"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    subprocess.run([environment / "bin" / "pip", "install", "-qq", "-r", requirements], check=True)
-    return environment / "bin"
-
-
-def compile_slow_sync() -> None:
-    """Compile what makes each sync take 5 ms more, into the folder that install() has made."""
-    source = ROOT / "tests" / "support" / "sync.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", SLOW_SYNC, source, "-ldl"], check=True)
+    programs, requirements = BUILD / name / "bin", folder / "requirements.txt"
+    subprocess.run([sys.executable, "-m", "venv", BUILD / name], check=True)
+    subprocess.run([programs / "pip", "install", "-qq", "-r", requirements], check=True)
+    return programs
