@@ -44,6 +44,8 @@ class Worker(GeventWorker):
         self.clients: set[Client] = set()
         self.servers = []
         for listener in self.sockets:
+            # Bytes of answers that the system keeps for a client that reads none.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
             server = StreamServer(listener, self.serve, spawn=self.worker_connections)
             server.start()
             self.servers.append(server)
