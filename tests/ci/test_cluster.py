@@ -6,7 +6,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import psycopg
 import pytest
@@ -17,7 +16,7 @@ from tests.support.server import PATIENCE, STORED, wait_until
 from tests.support.storage import read_names
 from tests.support.wire import Writers
 
-MONSTERA = Plant(7, "Monstera")
+MONSTERA = {"id": 7, "name": "Monstera"}
 
 
 @contextlib.contextmanager
@@ -30,7 +29,7 @@ def running_pooler(server: PostgreSQL) -> Iterator[str]:
     )
     with subprocess.Popen(["pgbouncer", settings], **OPTIONS) as pooler:
         try:
-            wait_until((server.folder / ".s.PGSQL.6432").exists)
+            server.wait_for("6432")
             yield f"postgresql:///pooled?host={server.folder}&port=6432&user=pooled"
         finally:
             pooler.kill()
@@ -53,7 +52,7 @@ def test_a_fail_over_loses_nothing(serve, how):
         primary.set_synchronous("*")
         state = "SELECT sync_state FROM pg_stat_replication"
         wait_until(lambda: primary.execute(state) == [("sync",)])
-        hosts = f"{standby.folder},{primary.folder}"
+        hosts = f"{standby.folder},{primary.folder}"  # of which the first takes no writes yet
         server = serve(DATABASE_URL=f"postgresql:///postgres?host={hosts}&user=postgres")
         with Writers(server.port) as writers:
             rivals = [pool.submit(compete) for _ in range(8)]
@@ -80,14 +79,13 @@ def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_u
     batch that is given up leaves no process on the server, which has room for so many.
     """
     server = serve(DATABASE_URL=postgresql_url, WEB_CONCURRENCY="1")
-    assert server.post({"id": 7 if already else 8, "name": "Monstera"})[0] == STORED
+    assert server.post(MONSTERA if already else {**MONSTERA, "id": 8})[0] == STORED
     query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     with ThreadPoolExecutor() as pool:
         try:
             postgresql.set_synchronous("nobody")
             wait_until(lambda: server.health() == 503)
-            post = partial(server.post, {"id": 7, "name": "Monstera"})
-            adding = pool.submit(wait_until, lambda: post()[0] == STORED)
+            adding = pool.submit(wait_until, lambda: server.post(MONSTERA)[0] == STORED)
             for how in ("pg_terminate_backend", "pg_cancel_backend", "pg_cancel_backend", None):
                 ((session,),) = wait_until(lambda: postgresql.execute(query))
                 if how:
@@ -115,12 +113,12 @@ def test_a_pooler_changes_nothing(postgresql, open_storage):
     ):
         storage = open_storage(url)
         storage.check(PATIENCE)
-        noted = "setting text DEFAULT current_setting('synchronous_commit')"
         neighbour.execute(
-            f"ALTER TABLE plants ADD {noted}, ADD session int DEFAULT pg_backend_pid()"
+            "ALTER TABLE plants ADD session int DEFAULT pg_backend_pid(), "
+            "ADD setting text DEFAULT current_setting('synchronous_commit')"
         )
         neighbour.execute("SET synchronous_commit = off")
-        storage.add(MONSTERA)
+        storage.add(Plant(7, "n"))
         with neighbour.transaction():
             neighbour.execute("SELECT")  # from now on it has the session that was used last
             storage.add(Plant(8, "n"))

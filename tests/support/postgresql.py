@@ -51,14 +51,18 @@ class PostgreSQL:
     def __enter__(self) -> "PostgreSQL":
         command = ["postgres", "-D", self._data, "-F", "-h", "", "-k", self.folder]
         self._process = subprocess.Popen(command, **OPTIONS)
-        ready = ["pg_isready", "-q", "-h", self.folder]
-        wait_until(lambda: subprocess.run(ready, **OPTIONS).returncode == 0)
+        self.wait_for("5432")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGKILL)
         self._process.wait(PATIENCE)
         shutil.rmtree(self.folder)
+
+    def wait_for(self, port: str) -> None:
+        """Wait until connections are taken at the socket of this port in its folder."""
+        ready = ["pg_isready", "-q", "-h", self.folder, "-p", port]
+        wait_until(lambda: subprocess.run(ready, **OPTIONS).returncode == 0)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes: each has a process group of its own."""
