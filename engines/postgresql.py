@@ -19,6 +19,7 @@ SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text
 # missing. From JSON, as psycopg takes longer for arrays.
 INSERT = f"""
     SET LOCAL synchronous_commit = on;
+    SET LOCAL client_min_messages = warning;
     SET LOCAL statement_timeout = '4s';
     SET LOCAL lock_timeout = %s;
     INSERT INTO plants ({COLUMNS})
@@ -79,12 +80,12 @@ class PostgreSQLEngine(Engine):
         connection = self._connection = psycopg.connect(
             **self._server, autocommit=True, cursor_factory=psycopg.ClientCursor
         )
+        connection.add_notice_handler(self._note)
+        self._is_replicated = True
         if connection.execute("SELECT to_regclass('plants')").fetchone() == (None,):
             # Of several processes that create it at once, those that come too late fail.
             with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
                 connection.execute(SCHEMA)
-        connection.add_notice_handler(self._note)
-        self._is_replicated = True
         self.description = f"PostgreSQL in {connection.info.dbname} at {connection.info.host}"
         return connection
 

@@ -78,7 +78,8 @@ def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_u
     Nor is a plant that is there already: it may be here alone, and would go with this server. A
     batch that is given up leaves no process on the server, which has room for so many.
     """
-    server = serve(DATABASE_URL=postgresql_url, WEB_CONCURRENCY="1")
+    quiet = f"{postgresql_url}&options=-cclient_min_messages%3Derror"  # would hide a warning
+    server = serve(DATABASE_URL=quiet, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA if already else {**MONSTERA, "id": 8})[0] == STORED
     query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     with ThreadPoolExecutor() as pool:
