@@ -115,11 +115,11 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server)
             receive_answer(client)
         os.kill(worker, signal.SIGSTOP)  # until all has come
         for client, path in ((one, b"/turns/one"), (other, b"/turns/other")):
-            client.sendall(NOWHERE.replace(b"/nowhere", path) * 20)
+            client.sendall(NOWHERE.replace(b"/nowhere", path) * 150)
         os.kill(worker, signal.SIGCONT)
-        wait_until(lambda: server.out.count("GET /turns/") == 40)
-    order = re.findall(r"GET /turns/(\w+)", server.out)[:20]
-    assert 5 <= order.count("one") <= 15
+        wait_until(lambda: server.out.count("GET /turns/") == 300)
+    order = re.findall(r"GET /turns/(\w+)", server.out)[:150]
+    assert 10 <= order.count("one") <= 140  # gevent runs 50 of one, if only they are ready
 
 
 def is_cut(client: socket.socket) -> bool:
@@ -201,7 +201,7 @@ def test_who_is_late_is_cut_off(serve):
                 time.sleep(0.01)
             assert statuses(receive_answer(busy)) == [STORED]
             for client in clients[-2:]:
-                if not is_cut(client):
+                with contextlib.suppress(ConnectionError):
                     client.send(b"x")
             return all(map(is_cut, [*clients, sending]))
 
@@ -209,7 +209,9 @@ def test_who_is_late_is_cut_off(serve):
         busy.sendall(request + HALF_A_BODY)
         assert statuses(receive(busy)) == [STORED, 408]
         for client, is_told in zip(clients, told.values(), strict=True):
-            answer = client.recv(2**16)
+            answer = b""
+            with contextlib.suppress(ConnectionError):  # what it sends to who is gone is refused
+                answer = client.recv(2**16)
             assert "did not come in whole" in refused(answer, 408) if is_told else not answer
 
 
