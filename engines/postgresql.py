@@ -55,7 +55,7 @@ class PostgreSQLEngine(Engine):
             code = f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
             raise Rejected(code) from None
         except errors.LockNotAvailable as error:
-            raise Locked(str(error)) from None
+            raise Locked(str(error).partition("\n")[0]) from None
         except (psycopg.Error, UnicodeError) as error:  # a host's name is too long for DNS
             is_lost = previous is not None and previous.closed
             self.close()
