@@ -161,6 +161,7 @@ def test_who_has_been_waited_for_longest_makes_room_for_a_new_client(serve, data
             wait_until(lambda: is_cut(client))  # noqa: B023
         refused(receive(receiving), 408)
         wait_until(lambda: send(b"POST /pl") and is_cut(sending))
+        assert server.out.count("GET /openapi.json") < 100  # of 1,000: it was not served on
         lock.close()
         answer = receive_answer(working)
         assert statuses(answer) == [STORED] and CLOSE not in answer
