@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ import pytest
 
 from tests.ci.test_bare_machine import ENVIRONMENT, IGNORED, make_machine
 from tests.support.pages import block, command
-from tests.support.server import ROOT, TOKEN, Server, free_port, wait_until
+from tests.support.server import ROOT, STORED, TOKEN, Server, free_port, receive, wait_until
 from tests.support.storage import lock_held, read_names
-from tests.support.wire import MONSTERA, Writers
+from tests.support.wire import MONSTERA, Writers, answers, post
 
 INSTALL = block("sh", "apt-get install caddy").splitlines()
 RESTART = block("sh", "systemctl reset-failed")
@@ -39,7 +40,8 @@ UPSTREAM = """
     for version in before now; do git commit --quiet --allow-empty -m $version; done
 """
 NAMES = {"ADDRESS": "/srv/upstream", "HOST.EXAMPLE.ORG": "plants.localhost"}
-SITE = ":8080 {\n reverse_proxy 127.0.0.1:8000\n}\n"  # without encryption, for clients of ours
+# Without encryption, for clients of ours.
+SITE = (ROOT / "deploy/Caddyfile").read_text().replace("plants.example.org", ":8080")
 
 
 class Machine:
@@ -98,7 +100,7 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
         machine.run(f"systemctl is-system-running --wait || true\n{UPSTREAM}")
         install = "\n".join(INSTALL[:-1])
         machine.run(re.sub("|".join(NAMES), lambda name: NAMES[name[0]], install))
-        machine.run(f"echo '{SITE}' >>/etc/caddy/Caddyfile; systemctl reload caddy")
+        machine.run(f"echo {quote(SITE)} >>/etc/caddy/Caddyfile; systemctl reload caddy")
         yield machine
     finally:
         nspawn.terminate()
@@ -143,6 +145,10 @@ def test_other_hosts_reach_it_through_caddy(host):
     wait_until(lambda: request_id in host.run("journalctl --unit plants"))
     logged = f'"remote_ip":"127.0.0.1".*{request_id}'
     wait_until(lambda: re.search(logged, host.run("journalctl --unit caddy")))
+    with socket.create_connection(("127.0.0.1", 8080)) as client:  # who has sent all may say so
+        client.sendall(post(MONSTERA))
+        client.shutdown(socket.SHUT_WR)
+        assert answers(receive(client)) == [(STORED, {"name": "Monstera", "tag": "indoor"})]
 
 
 def test_a_restart_an_upgrade_and_going_back_are_noticed_by_nobody(host):
