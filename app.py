@@ -23,7 +23,7 @@ from storage import Conflict, Rejected, Storage, Unavailable
 BODY_LIMIT = 2**14  # bytes; a worker that parses a body serves nobody else meanwhile
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 MESSAGE_LIMIT = 1000  # characters of an Error's message, where a path may be long
-# Characters, of 1 and at most 12 bytes in the log: a pipe takes 4,096 bytes in one piece.
+# Characters, each of at most 1 and 12 bytes: a pipe takes 4,096 bytes in one piece.
 REQUEST_LIMIT, REASON_LIMIT = 500, 250
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)

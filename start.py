@@ -33,7 +33,7 @@ def get_app() -> App:
 
 
 def get_storage(url: str) -> Storage:
-    """Return the storage that `url` names, which its writer opens. Raises ValueError."""
+    """Return the storage that `url` names; its writer opens it. Raises ValueError."""
     engine: Engine
     if url.startswith("sqlite:///") and "?" not in url:
         engine, call = SQLiteEngine(unquote(url.removeprefix("sqlite:///"))), call_in_thread

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +32,7 @@ class Unavailable(Exception):
 
 
 class Locked(Unavailable):
-    """Another program has locked the row of this plant."""
+    """Another transaction has locked the row of this plant."""
 
 
 class Engine(Protocol):
@@ -41,7 +40,7 @@ class Engine(Protocol):
 
     description: str  # what the database is and where, without a password
 
-    def locked(self) -> AbstractContextManager[object]:
+    def locked(self) -> contextlib.AbstractContextManager[object]:
         """Keep other processes from writing meanwhile, if need be. Raises Unavailable."""
         return contextlib.nullcontext()
 
@@ -57,7 +56,7 @@ class Engine(Protocol):
         """Close the connection, if there is one."""
 
 
-BUSY = Unavailable("the storage is busy or hangs")
+BUSY = Unavailable("the storage is busy or hangs")  # until the outcome is known
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +71,7 @@ class Entry:
 class Storage:
     """The plants in a database, for all threads of a process, until it is closed.
 
-    A commit costs as much for many plants as for one. So a request queues its plant and waits;
-    one thread, the writer, stores what is queued as one batch.
+    One thread, the writer, stores what is queued as one batch: a commit takes as long for many.
     """
 
     def __init__(self, engine: Engine, call: Callable[[Function], None]) -> None:
@@ -111,7 +109,7 @@ class Storage:
         if not entry.done.wait(limit):
             with contextlib.suppress(ValueError):  # it is being stored
                 self._queue.remove(entry)
-        if entry.failure:  # which others may share: its traceback would grow with each
+        if entry.failure:  # a copy, as a batch shares one, whose traceback would grow
             raise copy.copy(entry.failure) from entry.failure
 
     def _write(self) -> None:
@@ -133,8 +131,7 @@ class Storage:
         """Store what is queued as one batch, once the lock is there."""
         with self.engine.locked():
             self._take()
-            if self._batch:  # not all have given up
-                self._store(self._batch)
+            self._store(self._batch)
 
     def _take(self) -> None:
         """Move a batch out of the queue; requests that give up leave it meanwhile."""
@@ -144,7 +141,7 @@ class Storage:
 
     def _store(self, entries: Sequence[Entry], lock_limit: int = LOCK_LIMIT) -> None:
         """Store entries as one batch; if a plant may be at fault, each half alone."""
-        # Each id once; sorted, as two batches with the same ids in different order can deadlock.
+        # The first of each id; sorted, or two batches with the same ids can deadlock.
         plants = {entry.plant.id: entry.plant for entry in reversed(entries) if entry.plant}
         try:
             stored = self.engine.insert(sorted(plants.values()), lock_limit)

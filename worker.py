@@ -4,7 +4,6 @@ import contextlib
 import errno
 import functools
 import math
-import operator
 import socket
 import time
 from types import SimpleNamespace
@@ -67,18 +66,18 @@ class Worker(GeventWorker):
         for client in list(self.clients):
             if now > client.since + min(client.limit, most):
                 client.cut()
-        for server in self.servers:  # a round of the event loop takes longer the more there are
+        for server in self.servers:  # the more there are, the longer a round of the loop
             server.max_accept = 1 + len(self.clients) // 4
 
     def serve(self, sock: Any, addr: Any) -> None:
         """Serve a client; if there are too many, cut the one that we have waited for longest."""
         if len(self.clients) >= FULL * self.worker_connections:
-            min(self.clients, key=operator.attrgetter("since")).cut()
+            min(self.clients, key=lambda client: client.since).cut()
         client = Client(sock)
         client.expect_request(self.cfg.keepalive)
         self.clients.add(client)
         try:
-            self.handle(sock, client, addr)  # for its listener, which may be closed by now
+            self.handle(sock, client, addr)  # not the listener, which may be closed
         finally:
             self.clients.discard(client)
 
@@ -100,8 +99,8 @@ class Worker(GeventWorker):
         client.expect_request(self.cfg.keepalive)
 
     def handle_error(self, req: Any, client: "Client", addr: Any, exc: BaseException) -> None:
-        """Let the application refuse, with an Error, what is no request that it can be given."""
-        if not isinstance(exc, errors.ParseException):  # what was answered is sent all the same
+        """Let the application answer what gunicorn's parser refuses."""
+        if not isinstance(exc, errors.ParseException):  # a bug; what was answered is sent
             self.log.exception("a request failed in the server")
             return
         refusal = REFUSALS.get(type(exc).__name__, (400, "the request is not valid HTTP"))

@@ -7,7 +7,6 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
-from psycopg.pq import TransactionStatus
 
 from plant import Plant
 from storage import Engine, Locked, Rejected, Unavailable
@@ -38,7 +37,6 @@ class PostgreSQLEngine(Engine):
         """Name a database. Raises ValueError, without a part of a password."""
         self._server, self.description = parse_url(url), "PostgreSQL"
         self._connection: psycopg.Connection | None = None
-        self._is_replicated = True  # whether the commits of the connection waited for the standbys
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         previous = self._connection
@@ -72,7 +70,7 @@ class PostgreSQLEngine(Engine):
         connection, self._connection = self._connection, None
         if connection:
             with contextlib.closing(connection), contextlib.suppress(psycopg.Error):
-                if connection.info.transaction_status == TransactionStatus.ACTIVE:
+                if connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
                     connection.cancel_safe(timeout=1)  # seconds
 
     def _connect(self) -> psycopg.Connection:
@@ -81,7 +79,7 @@ class PostgreSQLEngine(Engine):
             **self._server, autocommit=True, cursor_factory=psycopg.ClientCursor
         )
         connection.add_notice_handler(self._note)
-        self._is_replicated = True
+        self._is_replicated = True  # whether its commits have waited for the standbys
         if connection.execute("SELECT to_regclass('plants')").fetchone() == (None,):
             # Of several processes that create it at once, those that come too late fail.
             with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
@@ -104,7 +102,7 @@ def parse_url(url: str) -> dict[str, Any]:
         if "URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
             wrong = f"DATABASE_URL: {error}".strip()
         raise ValueError(wrong) from None
-    if any("@" in str(given.get(name)) for name in ("host", "port", "dbname")):  # as may these
+    if any("@" in str(given.get(name)) for name in ("host", "port", "dbname")):  # so may an @ here
         raise ValueError(wrong)
     return {
         "connect_timeout": 2,  # seconds, for each address
