@@ -9,7 +9,7 @@ import pytest
 from app import BODY_LIMIT
 from tests.support.server import STORED, TOKEN, Server
 from tests.support.storage import read_names
-from tests.support.wire import HEAD, answers, chunked, post, receive_answer
+from tests.support.wire import HALF_A_BODY, HEAD, answers, chunked, post, receive_answer
 
 EVIL = b'{"id": 666, "name": "smuggled"}'
 HIDDEN = post(EVIL)
@@ -83,6 +83,7 @@ def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
         HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN: [400],
     }
     assert differ(server, cases) == {}
+    assert b"\r\nConnection: close\r\n" in server.send(HALF_A_BODY, ends=True)
 
 
 def test_what_is_behind_a_body_is_a_request_of_its_own(server):

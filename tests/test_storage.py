@@ -155,12 +155,19 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine):
 @pytest.mark.parametrize("failure", [FULL, ValueError("a bug")])
 def test_what_no_plant_is_at_fault_for_fails_a_batch_and_no_other(memory, engine, failure):
     """Each request raises an exception of its own, as the traceback of one would keep all."""
-    engine.before_plants = raising(failure)
+    others: list[Future[None]] = []
+
+    def fail_the_first() -> None:
+        if not others:
+            others.append(queue_up(memory.add, *plants(4)))
+            raising(failure)()
+
+    engine.before_plants = fail_the_first
     errors = [each.exception(PATIENCE) for each in add_together(memory, engine, *plants(1, 2, 3))]
     assert {(type(error), str(error)) for error in errors} == {(type(failure), str(failure))}
     assert len(set(errors)) == 3
-    assert engine.inserts == [plants(1, 2, 3)]  # none is tried alone
-    engine.before_plants = lambda: None
+    assert kinds(others) == [None]
+    assert engine.inserts == [plants(1, 2, 3), plants(4)]  # none is tried alone
     memory.add(*plants(1))
 
 

@@ -170,36 +170,38 @@ def test_who_has_been_waited_for_longest_makes_room_for_a_new_client(serve, data
 # slow clients
 
 
+LATE = {  # what a client has sent, and whether it is told
+    b"": False,
+    b"POST /pl": False,
+    NOWHERE: False,  # the next request
+    HALF_A_BODY[:-1]: True,
+    HALF_A_BODY: True,
+    HEAD + CHUNKS + b"9\r\n{": True,
+    HEAD + CHUNKS + b"1\r\n{": True,
+    HEAD: False,  # and bytes of another line
+    HEAD + b"Content-Length: 9999\r\n\r\n": True,  # and bytes of the body
+}
+
+
 def test_who_is_late_is_cut_off(serve):
     """A client that can be told is told. So is one that sends nothing more, or a byte at a time;
     one that takes no answer can't be.
 
     The limit is that of a request: a busy client goes on, until it is late with one.
     """
-    told = {
-        b"": False,
-        b"POST /pl": False,
-        NOWHERE: False,  # the next request
-        HALF_A_BODY[:-1]: True,
-        HALF_A_BODY: True,
-        HEAD + CHUNKS + b"9\r\n{": True,
-        HEAD + CHUNKS + b"1\r\n{": True,
-        HEAD: False,  # and bytes of another line
-        HEAD + b"Content-Length: 9999\r\n\r\n": True,  # and bytes of the body
-    }
     server, request = serve(SHORT, "--keep-alive=1", WEB_CONCURRENCY="1"), post(MONSTERA)
     with contextlib.ExitStack() as stack:
-        connections = (stack.enter_context(server.connect()) for _ in range(len(told) + 2))
+        connections = (stack.enter_context(server.connect()) for _ in range(len(LATE) + 2))
         busy, sending, *clients = connections
         sending.sendall((GET + b"\r\n") * 1000)  # more than the system keeps for a client
-        for client, half in zip(clients, told, strict=True):
+        for client, half in zip(clients, LATE, strict=True):
             client.sendall(half)
         assert statuses(receive_answer(clients[2])) == [404]
 
         def all_are_cut() -> bool:
             for piece in (request[:7], request[7:-9], request[-9:]):
                 busy.sendall(piece)
-                time.sleep(0.01)
+                time.sleep(0.01)  # so that it comes in pieces
             assert statuses(receive_answer(busy)) == [STORED]
             for client in clients[-2:]:
                 with contextlib.suppress(ConnectionError):
@@ -209,7 +211,7 @@ def test_who_is_late_is_cut_off(serve):
         wait_until(all_are_cut)
         busy.sendall(request + HALF_A_BODY)
         assert statuses(receive(busy)) == [STORED, 408]
-        for client, is_told in zip(clients, told.values(), strict=True):
+        for client, is_told in zip(clients, LATE.values(), strict=True):
             answer = b""
             with contextlib.suppress(ConnectionError):  # what it sends to who is gone is refused
                 answer = client.recv(2**16)

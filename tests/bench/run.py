@@ -87,7 +87,7 @@ def running(server: Server, file: Path, slow: bool) -> Iterator[tuple[int, str, 
                 break
             if time.monotonic() > begin + PATIENCE:
                 sys.exit(f"{server.title} does not start: {log.read_text()}")
-            time.sleep(0.01)
+            time.sleep(0.01)  # it is starting
         start = time.monotonic() - begin
         time.sleep(1)  # or all clients may be with the worker that was the first to start
         yield process.pid, address, start

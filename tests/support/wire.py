@@ -113,7 +113,7 @@ class Writers:
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(error)
                 client.close()
-                time.sleep(0.01)
+                time.sleep(0.01)  # a server that is away is asked again, but not all the time
                 continue
             self.answers[answer.status] += 1
             if answer.status == STORED:
