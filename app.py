@@ -1,4 +1,4 @@
-"""The HTTP interface: POST /plants stores a plant. Contains no SQL and reads no environment."""
+"""The HTTP interface: POST /plants stores a plant. No SQL, no environment."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
 NOT_WHOLE = "the body did not come in whole; send it again"
-# What clients get to read where the reason is for the operator only.
+# What clients read where the reason is for the operator only.
 REJECTED = "the storage does not accept this plant; to send it again does not help"
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
@@ -162,15 +162,14 @@ def require_token(digests: set[bytes], callback: Callable[..., Any]) -> Callable
 def require_json(environ: Mapping[str, Any]) -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
     if not JSON_TYPE.match(environ.get("CONTENT_TYPE", "")):
-        raise HTTPError(415, "Content-Type must be application/json", Accept="application/json")
+        raise HTTPError(415, "Content-Type must be application/json")
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
-        message = "Content-Encoding must be identity or left out"
-        raise HTTPError(415, message, Accept_Encoding="identity")
+        raise HTTPError(415, "Content-Encoding must be identity or left out")
 
 
 def read_body(environ: Mapping[str, Any]) -> bytes:
     """Return the whole body, but read no further (PEP 3333). Raises HTTPError 413, 408 or 400."""
-    # Bottle's request.body would undo a chunked encoding that the server has undone already.
+    # Bottle's request.body would decode chunks that the server has decoded already.
     has_end = environ.get("wsgi.input_terminated")
     declared = environ.get("CONTENT_LENGTH") or "0"
     length = int(declared) if declared.isdecimal() else 0

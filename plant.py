@@ -1,4 +1,4 @@
-"""A plant, and what makes one of a body: I-JSON (RFC 7493) and schemas/. No HTTP and no SQL."""
+"""A plant, and what makes one of a body: I-JSON (RFC 7493) and schemas/. No HTTP, no SQL."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,6 @@ def openapi() -> Any:
     document["components"]["schemas"] = schemas
     for schema in schemas.values():
         del schema["$id"], schema["$schema"]
-    # The only reference from one file to another.
     schemas["NewPlant"]["allOf"][0]["$ref"] = "#/components/schemas/Plant"
     return document
 

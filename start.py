@@ -1,18 +1,16 @@
-"""The wiring: what the environment says, made into a storage and an application. No SQL."""
+"""The wiring: what the environment says, made into a storage and an application."""
 
-import operator
 import os
 import re
 import sys
 from urllib.parse import unquote
 
 import gevent
-from gevent import monkey
 from gevent.util import wrap_errors
 
 from app import App, create_app
 from engines.sqlite import SQLiteEngine
-from storage import Engine, Function, Rejected, Storage, Unavailable
+from storage import Function, Rejected, Storage, Unavailable
 
 GATHER_LIMIT = 0.001  # seconds that a batch waits for requests, which in a flood never end
 CALL_LIMIT = 8.0  # seconds for a batch on a server, connecting included
@@ -34,24 +32,20 @@ def get_app() -> App:
 
 def get_storage(url: str) -> Storage:
     """Return the storage that `url` names; its writer opens it. Raises ValueError."""
-    engine: Engine
     if url.startswith("sqlite:///") and "?" not in url:
-        engine, call = SQLiteEngine(unquote(url.removeprefix("sqlite:///"))), call_in_thread
-    elif url.startswith(("postgresql://", "postgres://")):
+        return Storage(SQLiteEngine(unquote(url.removeprefix("sqlite:///"))), call_in_thread)
+    if url.startswith(("postgresql://", "postgres://")):
         from engines.postgresql import PostgreSQLEngine  # SQLite does without psycopg
 
-        engine, call = PostgreSQLEngine(url), call_with_limit
-    else:
-        raise ValueError(
-            "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
-            "an absolute path) or a server like postgresql://user:password@host/database"
-        )
-    # Under another WSGI server than gunicorn's gevent worker, all threads are real.
-    return Storage(engine, call if monkey.is_module_patched("threading") else operator.call)
+        return Storage(PostgreSQLEngine(url), call_with_limit)
+    raise ValueError(
+        "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
+        "an absolute path) or a server like postgresql://user:password@host/database"
+    )
 
 
 def call_in_thread(function: Function) -> None:
-    """Call what blocks in a real thread, as all others are greenlets. Raises what it raises."""
+    """Call what blocks in a real thread, as under gevent all others are greenlets."""
     gather()
     # The pool would print what is raised in it, with plants; so it is returned.
     if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, function)):

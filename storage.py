@@ -1,4 +1,4 @@
-"""The storage: once add() returns, the plant survives a power cut. Contains no SQL, no HTTP."""
+"""The storage: once add() returns, the plant survives a power cut. No SQL, no HTTP."""
 
 import contextlib
 import copy

@@ -20,7 +20,7 @@ FULL = 0.9  # of worker_connections; from there on a new one takes the place of 
 ROOM = 2**15  # bytes of a request, with its head and its chunks
 LIMIT = 20.0  # seconds for a request to arrive, and for a client to take the answer
 LAST_LIMIT = 3.0  # seconds to read the last answer; for all that a client does as the worker ends
-# What the client gets to read: what the error says may have a token of a broken header in it.
+# For clients; what the error itself says may have a broken header's token in it.
 REFUSALS = {
     "ExpectationFailed": (417, "Expect must be 100-continue, or left out"),
     "LimitRequestHeaders": (431, "the head of the request is too long"),

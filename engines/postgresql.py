@@ -46,7 +46,6 @@ class PostgreSQLEngine(Engine):
             cursor = connection.execute(INSERT if plants else TRY_A_WRITE, [lock_limit, rows])
             if not self._is_replicated:
                 raise Unavailable("committed, but maybe not on the standbys")
-            # Each statement has a result; this is the last one's.
             found = cursor.set_result(-1).fetchall() if plants else []
             return {plant.id: plant for plant in map(Plant._make, found)}
         except FAULTS as error:  # without its message, which may have something of the plant in it
@@ -57,16 +56,15 @@ class PostgreSQLEngine(Engine):
         except (psycopg.Error, UnicodeError) as error:  # a host's name is too long for DNS
             is_lost = previous is not None and previous.closed
             self.close()
-            if is_lost:  # as where the server was restarted: on a new one, it can be done again
+            if is_lost:  # as where the server was restarted: once more, on another
                 return self.insert(plants, lock_limit)
-            # What follows the first line says the same of other addresses.
             raise Unavailable(str(error).partition("\n")[0]) from None
         except BaseException:  # such as a timeout: nobody knows what the connection still does
             self.close()
             raise
 
     def close(self) -> None:
-        """Close the connection, and tell the server if it may still be waiting for something."""
+        """Close the connection, and cancel what the server may still wait for."""
         connection, self._connection = self._connection, None
         if connection:
             with contextlib.closing(connection), contextlib.suppress(psycopg.Error):

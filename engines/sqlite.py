@@ -14,7 +14,7 @@ from storage import Engine, Rejected, Unavailable
 APPLICATION_ID = 0x504C4E54  # "PLNT"
 # A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
 TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
-# On macOS, what is synced without fullfsync may still be in the drive's memory.
+# Without fullfsync, macOS leaves what is synced in the drive's memory.
 PREPARE = f"""
     PRAGMA synchronous = FULL; PRAGMA fullfsync = ON;
     PRAGMA journal_size_limit = {2**23};  -- bytes of plants.db-wal that stay once it was larger
@@ -64,15 +64,14 @@ class SQLiteEngine(Engine):
 
     def close(self) -> None:
         if self._connection:
-            # Where the folder is gone, and the lock with it, there is nothing to checkpoint.
-            with contextlib.suppress(Unavailable), self.locked():
+            with self.locked():  # the last one to close checkpoints
                 self._connection.close()
 
     def _open(self) -> sqlite3.Connection:
         """Connect to the file, and make it first if there is none."""
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
-        # On a full disk SQLite, which maps 32 KiB of -shm to begin with, would get a SIGBUS.
+        # SQLite maps 32 KiB of -shm: on a full disk, that would be a SIGBUS.
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
         before = os.stat(self._path)

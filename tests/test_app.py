@@ -149,7 +149,6 @@ def test_what_is_not_declared_as_plain_json_is_a_415(client, stored, header, val
     if value not in TAKEN:
         must = {"Content-Type": JSON, "Content-Encoding": "identity"}[header]
         refused(answer, 415, f"{header} must be {must}")
-        assert answer.headers[header.replace("Content", "Accept").removesuffix("-Type")] == must
 
 
 def test_the_order_of_checks(client, stored):
