@@ -23,7 +23,7 @@ from storage import Conflict, Rejected, Storage, Unavailable
 BODY_LIMIT = 2**14  # bytes; a worker that parses a body serves nobody else meanwhile
 CHECK_LIMIT = 1.5  # seconds that a health check waits
 MESSAGE_LIMIT = 1000  # characters of an Error's message, where a path may be long
-# Characters, each of at most 1 and 12 bytes: a pipe takes 4,096 bytes in one piece.
+# Characters, of 1 byte and, once escaped, 12: a pipe takes 4,096 bytes in one piece.
 REQUEST_LIMIT, REASON_LIMIT = 500, 250
 JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
@@ -53,13 +53,13 @@ BaseResponse.default_content_type = "application/json"  # of all but the page
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients with one of the tokens."""
     app = App()
-    app.config["storage"] = storage  # for whoever has to close it
+    app.config["storage"] = storage  # for who closes it
     app.uninstall(True)  # Bottle's own plugins: every route returns bytes
     app.default_error_handler = answer_error
     app.add_hook("before_request", require_http)
     # By digest: how long a look-up takes tells nothing of a token.
     digests = {hashlib.sha256(token.encode()).digest() for token in tokens}
-    app.install(partial(require_token, digests))  # for each route without `skip`
+    app.install(partial(require_token, digests))  # a Bottle plugin, for each route without `skip`
     app.post("/plants", callback=partial(create_plant, storage))
     public = {"method": ["GET", "HEAD"], "skip": True}
     app.route("/healthz", callback=partial(check_health, storage), **public)
@@ -136,7 +136,7 @@ def check_health(storage: Storage) -> bytes:
 
 def require_http() -> None:
     """Raise HTTPError for what the server refuses, or without one Host (RFC 9112 section 3.2)."""
-    if refusal := request.environ.get("plants.refusal"):  # a status and a message
+    if refusal := request.environ.get("plants.refusal"):  # by worker.py: a status and a message
         raise HTTPError(*refusal)
     host = request.environ.get("HTTP_HOST", "")  # two are joined by a comma
     if request.environ["SERVER_PROTOCOL"] == "HTTP/1.1" and (not host or "," in host):
@@ -144,7 +144,7 @@ def require_http() -> None:
 
 
 def require_token(digests: set[bytes], callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Let only requests with a token (RFC 6750) to a callback."""
+    """Wrap a callback, so that only requests with a token (RFC 6750) come to it."""
 
     def authorized(**arguments: Any) -> Any:
         scheme, _, token = request.environ.get("HTTP_AUTHORIZATION", "").partition(" ")
@@ -169,14 +169,14 @@ def require_json(environ: Mapping[str, Any]) -> None:
 
 def read_body(environ: Mapping[str, Any]) -> bytes:
     """Return the whole body, but read no further (PEP 3333). Raises HTTPError 413, 408 or 400."""
-    # Bottle's request.body would decode chunks that the server has decoded already.
+    # Not Bottle's request.body, which would decode chunks again.
     has_end = environ.get("wsgi.input_terminated")
     declared = environ.get("CONTENT_LENGTH") or "0"
     length = int(declared) if declared.isdecimal() else 0
     if length > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
     try:
-        body = bytes(environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length))
+        body: bytes = environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length)
     except OSError:  # RFC 9110 section 15.5.9: the client may repeat it
         raise HTTPError(408, NOT_WHOLE) from None
     except Exception:  # the types differ from server to server
@@ -201,7 +201,7 @@ def answer_error(error: HTTPError) -> bytes:
         message, reason = f"the service failed; {SAFE}", f"{type(error.exception).__name__}, a bug"
     elif error.exception:
         reason = str(error.exception)
-    request.environ.setdefault("plants.reason", reason or message)
+    request.environ.setdefault("plants.reason", reason or message)  # worker.py may have
     return to_json({"error": error.status_code, "message": message[:MESSAGE_LIMIT]})
 
 

@@ -33,7 +33,7 @@ def when_ready(server: Any) -> None:
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """Let a signal end a worker that is still starting; the master's handlers would keep it."""
+    """Let signals end a worker that is still starting; the master's handlers keep it."""
     for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
 
@@ -49,10 +49,9 @@ os.environ.setdefault("PLANTS_TOKENS", new_token)  # one for all workers
 wsgi_app = "start:get_app()"
 worker_class = "worker.Worker"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2")) or sys.exit("WEB_CONCURRENCY must not be 0")
-limit_request_fields = 64
+limit_request_fields = 64  # enough for every client
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
-control_socket_disable = True
-http_parser = "python"  # worker.py needs it; gunicorn_h1c would replace it
+control_socket_disable = True  # nothing here is controlled through one
 forwarder_headers = ""  # a SCRIPT_NAME or PATH_INFO among the headers would change the path
-secure_scheme_headers: dict[str, str] = {}
+secure_scheme_headers: dict[str, str] = {}  # two that disagree would be a 400

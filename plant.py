@@ -27,7 +27,7 @@ class Plant(NamedTuple):
     tag: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of the shape Plant: no id, and no tag of None."""
+        """Return the JSON object of the shape Plant: no id, no tag of None."""
         members = self._asdict().items()
         return {name: value for name, value in members if name != "id" and value is not None}
 
@@ -92,7 +92,7 @@ def _unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_number(text: str) -> int | Decimal:
-    """Return an int where a fraction or an exponent leaves an exact one (JSON Schema 4.2.3)."""
+    """Return an int for 1.0 or 1e3 (JSON Schema Validation 6.1.1) where it is exact."""
     try:
         number = Decimal(text)
     except ArithmeticError:  # no room for such an exponent
@@ -108,7 +108,7 @@ def _refuse_constant(_: str) -> NoReturn:
 def _find_mistakes(value: Any) -> str:
     """Return how `value` breaks the schema, in plain words, each mistake with its place."""
     mistakes: dict[str, str] = {}
-    # What is nested is emptied: no rule looks into it, and jsonschema's messages have repr() of it.
+    # What is nested is emptied: no rule looks into it, and jsonschema would take its repr().
     small = _empty(value)
     if isinstance(value, dict):
         small = {name: _empty(value[name]) for name in Plant._fields if name in value}
@@ -122,7 +122,7 @@ def _find_mistakes(value: Any) -> str:
             mistakes[place] = f"must be {article} {rule}, not {TYPES[type(error.instance)]}"
         else:
             text = RULES.get(error.validator, f"must fit {error.validator} {{}}")
-            mistakes.setdefault(place, text.format(json.dumps(rule)))  # a wrong type stays
+            mistakes.setdefault(place, text.format(json.dumps(rule)))  # unless its type is wrong
     return "; ".join(f"{place}: {mistake}" for place, mistake in sorted(mistakes.items()))
 
 

@@ -22,9 +22,9 @@ def get_app() -> App:
     """Return the application that the environment describes. Raises ValueError."""
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         raise ValueError(
-            "DATABASE_URL must be set where PORT is: to a PostgreSQL server, to a file on a disk "
-            "that lasts, like sqlite:////data/plants.db, or, for a demo whose plants may be lost "
-            "at each deploy, to sqlite:///plants.db"
+            "DATABASE_URL must be set where PORT is: to a PostgreSQL server, a file on a disk that "
+            "lasts, like sqlite:////data/plants.db, or, for a demo whose plants may be lost at "
+            "each deploy, sqlite:///plants.db"
         )
     tokens = read_tokens()
     return create_app(get_storage(os.environ.get("DATABASE_URL", "sqlite:///plants.db")), tokens)
@@ -53,7 +53,7 @@ def call_in_thread(function: Function) -> None:
 
 
 def call_with_limit(function: Function) -> None:
-    """Call what waits cooperatively, but for no longer than a batch may take."""
+    """Call what waits cooperatively, under gevent for no longer than a batch may take."""
     gather()
     reason = "the server hangs, or waits for a standby or a lock of the table"
     with gevent.Timeout(CALL_LIMIT, Unavailable(reason)):
@@ -78,7 +78,7 @@ def read_tokens() -> list[str]:
 
 
 def main() -> None:
-    """Open the database, or make it, and say where it is; exit with 1 if that can't succeed."""
+    """Open or make the database, and say where it is; exit with 1 if that can't succeed."""
     try:
         storage = get_app().config["storage"]
     except ValueError as error:

@@ -14,7 +14,7 @@ from plant import Plant
 
 ADD_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
 BATCH_LIMIT = 200  # plants; the commit of a larger batch would keep others waiting
-LOCK_LIMIT, PART_LOCK_LIMIT = 100, 1  # milliseconds that a batch, or a part, waits for a locked row
+LOCK_LIMIT, PART_LOCK_LIMIT = 100, 1  # milliseconds that a batch, or a part, waits for a row
 
 Function = Callable[[], None]
 
@@ -56,7 +56,7 @@ class Engine(Protocol):
         """Close the connection, if there is one."""
 
 
-BUSY = Unavailable("the storage is busy or hangs")  # until the outcome is known
+BUSY = Unavailable("the storage is busy or hangs")  # for who gives up before there is an outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class Storage:
     """
 
     def __init__(self, engine: Engine, call: Callable[[Function], None]) -> None:
-        """Let `call` call each function that uses the engine; it raises what that raises."""
+        """Start the writer. `call` runs all that uses the engine, and raises what it raises."""
         self.engine, self._call = engine, call
         # The first entry makes the writer open the database before a request comes.
         self._queue = deque([Entry(None)])
@@ -93,7 +93,7 @@ class Storage:
 
     def check(self, limit: float) -> None:
         """Raise Rejected or Unavailable if plants can't be stored; take `limit` seconds at most."""
-        # Anybody may ask, and each write is a sync: one of the last second is proof enough.
+        # Anybody may ask, and each write is a sync: one of the last second is enough.
         if time.monotonic() > self._stored_at + 1:
             self._wait_for(Entry(None), limit)
 
@@ -134,14 +134,14 @@ class Storage:
             self._store(self._batch)
 
     def _take(self) -> None:
-        """Move a batch out of the queue; requests that give up leave it meanwhile."""
+        """Move a batch out of the queue; requests that give up may empty it meanwhile."""
         with contextlib.suppress(IndexError):
             while len(self._batch) < BATCH_LIMIT:
                 self._batch.append(self._queue.popleft())
 
     def _store(self, entries: Sequence[Entry], lock_limit: int = LOCK_LIMIT) -> None:
         """Store entries as one batch; if a plant may be at fault, each half alone."""
-        # The first of each id; sorted, or two batches with the same ids can deadlock.
+        # Reversed: the first of an id wins. Sorted, or two batches with the same ids can deadlock.
         plants = {entry.plant.id: entry.plant for entry in reversed(entries) if entry.plant}
         try:
             stored = self.engine.insert(sorted(plants.values()), lock_limit)
@@ -166,7 +166,7 @@ class Storage:
     def _fail(self, error: Exception) -> None:
         """Let a batch fail, but for plants whose outcome is known."""
         self._stored_at = -math.inf
-        if not self._batch:  # it was not taken: there is no lock, or no thread
+        if not self._batch:  # without the lock or a thread, it was not taken
             self._take()
         for entry in self._batch:
             if entry.failure is BUSY:

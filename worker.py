@@ -30,7 +30,7 @@ REFUSALS = {
 
 
 class Worker(GeventWorker):
-    """gunicorn's gevent worker, a greenlet for each client, with limits for what they do."""
+    """A greenlet for each client, with limits for what they do."""
 
     check_interval = 1.0  # seconds between two looks at the clients
     timeout_ctx = contextlib.nullcontext  # no timer for each request: notify() looks at all
@@ -39,11 +39,11 @@ class Worker(GeventWorker):
     def run(self) -> None:
         """Serve until told to end, and then until no client is left."""
         take_shortcuts(self.cfg)
-        self.log.debug = lambda *_, **__: None  # its lines have whole heads in them, with tokens
+        self.log.debug = lambda *_, **__: None  # its lines have heads, with tokens
         self.clients: set[Client] = set()
         self.servers = []
         for listener in self.sockets:
-            # Bytes of answers that the system keeps for a client that reads none.
+            # Clients' sockets inherit it: bytes of answers kept for one that reads none.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
             server = StreamServer(listener, self.serve, spawn=self.worker_connections)
             server.start()
@@ -66,24 +66,24 @@ class Worker(GeventWorker):
         for client in list(self.clients):
             if now > client.since + min(client.limit, most):
                 client.cut()
-        for server in self.servers:  # the more there are, the longer a round of the loop
+        for server in self.servers:
+            # In a round of the loop, which takes longer with more clients.
             server.max_accept = 1 + len(self.clients) // 4
 
     def serve(self, sock: Any, addr: Any) -> None:
         """Serve a client; if there are too many, cut the one that we have waited for longest."""
         if len(self.clients) >= FULL * self.worker_connections:
             min(self.clients, key=lambda client: client.since).cut()
-        client = Client(sock)
-        client.expect_request(self.cfg.keepalive)
+        client = Client(sock, self.cfg.keepalive)
         self.clients.add(client)
         try:
-            self.handle(sock, client, addr)  # not the listener, which may be closed
+            self.handle(sock, client, addr)  # of the listener, only the name is used
         finally:
             self.clients.discard(client)
 
     def handle_request(self, listener_name: Any, req: Any, client: "Client", addr: Any) -> None:
         """Answer a request. Raises StopIteration after the last one of a client."""
-        if client.is_idle:  # it came together with the one before: others come first
+        if not client.has_begun:  # it came together with the one before: others come first
             client.begin()
             gevent.sleep(0)
         response, environ = wsgi.create(req, client, addr, listener_name, self.cfg)
@@ -100,7 +100,7 @@ class Worker(GeventWorker):
 
     def handle_error(self, req: Any, client: "Client", addr: Any, exc: BaseException) -> None:
         """Let the application answer what gunicorn's parser refuses."""
-        if not isinstance(exc, errors.ParseException):  # a bug; what was answered is sent
+        if not isinstance(exc, errors.ParseException):  # a bug
             self.log.exception("a request failed in the server")
             return
         refusal = REFUSALS.get(type(exc).__name__, (400, "the request is not valid HTTP"))
@@ -115,34 +115,35 @@ class Worker(GeventWorker):
 class Client:
     """A client's socket, and the clock that says for how long we wait for it."""
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(self, sock: Any, limit: float) -> None:
         self._sock, self._unsent = sock, b""
-        # What gunicorn needs of a socket; a gettimeout() would be called for each request.
+        # All that gunicorn needs of a socket; a gettimeout() would cost each request.
         self.setblocking = sock.setblocking
         self.is_sending = False
         self.is_done = False  # nothing more is read: it has ended, or was cut
+        self.expect_request(limit)
 
     def expect_request(self, limit: float) -> None:
         """Wait so many seconds for a request to begin."""
-        self.is_idle, self._room = True, ROOM
+        self.has_begun, self._room = False, ROOM
         self.since, self.limit = time.monotonic(), limit
 
     def begin(self) -> None:
-        """Start with a request: now it is our turn, and the client is not waited for."""
-        self.is_idle, self._began, self.since = False, time.monotonic(), math.inf
+        """Start with a request: it is our turn, and the client is not waited for."""
+        self.has_begun, self._began, self.since = True, time.monotonic(), math.inf
 
     def recv(self, size: int) -> Any:
         """Receive a part of a request; b"" where the client has ended. Raises if it is too long."""
         self.flush()  # it may wait for a 100 Continue
         if not self._room:
             raise errors.LimitRequestHeaders("")
-        if not self.is_idle:  # what follows the first bytes does not prolong the time
+        if self.has_begun:  # what follows the first bytes does not prolong the time
             self.since, self.limit = self._began, LIMIT
         gevent.socket.wait_read(self._sock.fileno())  # also where data is there: others come first
-        if self.is_idle:  # if it was cut, what it has sent before is answered
+        if not self.has_begun:  # if it was cut, what it has sent before is answered
             self.begin()
         elif self.is_done:
-            raise ConnectionResetError(errno.ECONNRESET, "the client was too slow, and is cut")
+            raise ConnectionResetError(errno.ECONNRESET, "cut")  # a 408; gunicorn logs nothing
         self.since = math.inf
         data = self._sock.recv(min(size, self._room))
         self._room -= len(data)
@@ -150,7 +151,7 @@ class Client:
         return data
 
     def sendall(self, data: bytes) -> None:
-        """Keep a part of an answer until flush()."""
+        """Keep a part of an answer until flush(): one system call is faster."""
         self._unsent += data
 
     send = sendall  # for a 100 Continue
@@ -164,7 +165,7 @@ class Client:
             self.is_sending = False
 
     def cut(self) -> None:
-        """Read no more; where the client does not take an answer, send no more, either."""
+        """Read no more; where the client takes no answer, send no more, either."""
         self.is_done, self.since = True, math.inf
         with contextlib.suppress(OSError):
             # Not by gevent's method, which would fail a greenlet that waits for data.
@@ -183,7 +184,7 @@ class Client:
 
 
 def is_read(reader: Any) -> bool:
-    """Tell if a body was read to its end, of which gunicorn's two readers look like this."""
+    """Tell if gunicorn's reader, one of two kinds, has read a body to its end."""
     if isinstance(reader, ChunkedReader):
         return reader.parser is None
     return bool(reader.length == 0)

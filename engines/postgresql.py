@@ -1,4 +1,4 @@
-"""The engine for a table on a PostgreSQL server, on a cluster of them, or behind a pooler."""
+"""The engine for a PostgreSQL server, a cluster of them, or a pooler."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ from storage import Engine, Locked, Rejected, Unavailable
 
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
-# One message, so one transaction, also behind a pooler. What is there already is updated without a
-# change, as a commit that only reads would not wait for the standbys, where that plant may be
-# missing. From JSON, as psycopg takes longer for arrays.
+# One message, as ClientCursor puts the values into its text: so one transaction, behind a pooler
+# too. What is there already is updated without a change, as a commit that only reads would not wait
+# for the standbys, where that plant may be missing.
 INSERT = f"""
     SET LOCAL synchronous_commit = on;
     SET LOCAL client_min_messages = warning;
@@ -46,9 +46,9 @@ class PostgreSQLEngine(Engine):
             cursor = connection.execute(INSERT if plants else TRY_A_WRITE, [lock_limit, rows])
             if not self._is_replicated:
                 raise Unavailable("committed, but maybe not on the standbys")
-            found = cursor.set_result(-1).fetchall() if plants else []
+            found = cursor.set_result(-1).fetchall() if plants else []  # of the last statement
             return {plant.id: plant for plant in map(Plant._make, found)}
-        except FAULTS as error:  # without its message, which may have something of the plant in it
+        except FAULTS as error:  # without its message, which may quote the plant
             code = f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
             raise Rejected(code) from None
         except errors.LockNotAvailable as error:
@@ -59,7 +59,7 @@ class PostgreSQLEngine(Engine):
             if is_lost:  # as where the server was restarted: once more, on another
                 return self.insert(plants, lock_limit)
             raise Unavailable(str(error).partition("\n")[0]) from None
-        except BaseException:  # such as a timeout: nobody knows what the connection still does
+        except BaseException:  # ours, or a timeout: nobody knows what the connection still does
             self.close()
             raise
 
@@ -86,7 +86,7 @@ class PostgreSQLEngine(Engine):
         return connection
 
     def _note(self, notice: errors.Diagnostic) -> None:
-        """Note that a commit gave up waiting for the standbys: no error, and no code of its own."""
+        """Note that a commit gave up waiting for the standbys: no error, no code of its own."""
         self._is_replicated &= notice.source_function != "SyncRepWaitForLSN"
 
 
@@ -104,7 +104,7 @@ def parse_url(url: str) -> dict[str, Any]:
         raise ValueError(wrong)
     return {
         "connect_timeout": 2,  # seconds, for each address
-        "keepalives_idle": 60,  # seconds; routers forget connections that are long silent
+        "keepalives_idle": 60,  # seconds; routers forget silent connections
         "target_session_attrs": "read-write",  # of several servers, that for writes
         **given,
         "client_encoding": "utf8",

@@ -45,11 +45,11 @@ class SQLiteEngine(Engine):
         name = f"{self._path}-lock"
         with explained(name):
             lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)  # whoever may read it can lock it
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(lock)
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         rows = ", ".join([ROW] * len(plants))
@@ -57,7 +57,7 @@ class SQLiteEngine(Engine):
         with explained(self._path):
             connection = self._connection = self._connection or self._open()
             found = connection.execute(INSERT.format(rows=rows) if plants else TRY_A_WRITE, values)
-            stored = {plant.id: plant for plant in map(Plant._make, found)}
+            stored = {plant.id: plant for plant in map(Plant._make, found)}  # the last row commits
             if find_files(self._path) != self._files:  # what is stored is lost: nobody gets a 200
                 raise Unavailable(f"{self._path} was deleted or replaced: see docs/data.md")
         return stored
@@ -71,7 +71,7 @@ class SQLiteEngine(Engine):
         """Connect to the file, and make it first if there is none."""
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
-        # SQLite maps 32 KiB of -shm: on a full disk, that would be a SIGBUS.
+        # Else a SIGBUS on a full disk, where SQLite maps 32 KiB of -shm.
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
         before = os.stat(self._path)
@@ -119,10 +119,10 @@ def find_files(path: str) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Raise the error of ours that SQLite's or the system's means: one line, nothing of plants."""
+    """Turn an error of SQLite's or the system's into ours: one line, nothing of a plant."""
     try:
         yield
-    except sqlite3.IntegrityError as error:  # whose message a trigger may have made of a plant
+    except sqlite3.IntegrityError as error:  # whose message may quote a plant
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
     except (sqlite3.Error, OSError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -222,8 +222,7 @@ def test_what_has_come_before_a_client_is_cut_is_read():
     """Also where it was idle for too long, or the worker ends; and nothing after it."""
     near, far = gevent.socket.socketpair()
     with near, far:
-        client = Client(near)
-        client.expect_request(limit=0)
+        client = Client(near, limit=0)
         far.sendall(NOWHERE)
         client.cut()
         assert client.recv(2**13) == NOWHERE
