@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.server import PATIENCE, PATIENT, SHORT, STORED, Server, memory, wait_until
-from tests.support.wire import GET, HALF_A_BODY, HEAD, MONSTERA, new_plant, post
+from tests.support.wire import BASIC, GET, HALF_A_BODY, HEAD, MONSTERA, new_plant, post
 from tests.test_worker import NOWHERE, is_cut
 
 LONG = GET + (b"X: " + b"x" * 995 + b"\r\n") * 15
-NO_TOKEN = HEAD.replace(b"Bearer", b"Basic")
 KINDS = {  # what they send at first, and then again and again; they read nothing
     "nothing": (b"", b""),
     "half a head": (b"POST /pl", b""),
     "half a body": (HALF_A_BODY, b""),
     "idle": (NOWHERE, b""),
-    "a refused body without its last byte": (post(b"x" * 65536, head=NO_TOKEN)[:-1], b""),
+    "a refused body without its last byte": (post(b"x" * 65536, head=BASIC)[:-1], b""),
     "a byte at a time": (HEAD, b"x"),
     "a long head, then a byte at a time": (LONG, b"x"),
     "holding the connection after the answer": (GET + b"Connection: close\r\n\r\n", b"x"),

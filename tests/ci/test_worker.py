@@ -1,13 +1,11 @@
-"""The worker over a longer time: restarts under load, replacement, and what it keeps in memory."""
+"""The worker over a longer time: restarts under load, and what it keeps in memory."""
 
-import os
 import re
-import signal
 import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.server import STORED, Server, memory, wait_until
+from tests.support.server import STORED, Server, memory
 from tests.support.storage import read_names
 from tests.support.wire import Writers, post
 
@@ -25,14 +23,6 @@ def test_a_restart_under_load_drops_nothing(serve, url):
         assert (list(writers.answers), writers.failures) == ([STORED], [])
         listener.close()
     assert read_names(url) == writers.acknowledged
-
-
-def test_a_worker_that_hangs_is_replaced(serve):
-    server = serve("--timeout=2", WEB_CONCURRENCY="1")
-    assert server.health() == 200
-    (worker,) = server.workers(1)
-    os.kill(worker, signal.SIGSTOP)
-    wait_until(lambda: server.workers(1) != [worker])
 
 
 def post_all(server: Server, bodies: Iterable[bytes]) -> list[int]:

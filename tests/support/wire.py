@@ -19,6 +19,9 @@ HEAD = (
     "Content-Type: application/json\r\n"
 ).encode()
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
+BASIC = HEAD.replace(b"Bearer", b"Basic")  # which gets a 401
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+CLOSE = b"\r\nConnection: close\r\n"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
 
 
