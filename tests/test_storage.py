@@ -78,9 +78,9 @@ def memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         yield storage
 
 
-def queue_together(storage: Storage, engine: MemoryEngine, *entries: Plant | None) -> list[Future]:
+def queue_together(storage: Storage, *entries: Plant | None) -> list[Future]:
     """Let plants, and None for health checks, wait for the same lock; return what comes of each."""
-    with engine.lock:
+    with storage.engine.lock:
         return [
             queue_up(storage.add, entry) if entry else queue_up(storage.check, PATIENCE)
             for entry in entries
@@ -100,7 +100,7 @@ def test_requests_that_wait_for_the_same_lock_share_batches(memory, engine, monk
     """Of 200 plants at most, or here 3, as others wait; sorted, and with each id once."""
     assert BATCH_LIMIT == 200
     monkeypatch.setattr("storage.BATCH_LIMIT", 3)
-    requests = queue_together(memory, engine, *plants(9, 3, 9, 7, 1, 5, 2))
+    requests = queue_together(memory, *plants(9, 3, 9, 7, 1, 5, 2))
     assert kinds(requests) == [None] * 7
     assert engine.inserts == [plants(3, 9), plants(1, 5, 7), plants(2)]
 
@@ -121,7 +121,7 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
         (Plant(2, "two"), None),
         (Plant(4, "ignored"), Rejected),
     ]
-    requests = queue_together(memory, engine, *[plant for plant, _ in batch])
+    requests = queue_together(memory, *[plant for plant, _ in batch])
     assert kinds(requests) == [kind for _, kind in batch]
     assert [len(each) for each in engine.inserts[1:]] == [4, 2, 1, 1, 2]
     assert engine.lock_limits[2:] == [100, 1, 1, 1, 1]
@@ -140,7 +140,7 @@ def test_what_no_plant_is_at_fault_for_fails_a_batch_and_no_other(memory, engine
         raise failure
 
     setattr(engine, place, fail_once)
-    requests = queue_together(memory, engine, *plants(1, 2, 3))
+    requests = queue_together(memory, *plants(1, 2, 3))
     errors = [each.exception(PATIENCE) for each in requests]
     assert {(type(error), str(error)) for error in errors} == {(type(failure), str(failure))}
     assert len(set(errors)) == 3
@@ -174,7 +174,7 @@ def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, name, fa
     """One that is stored or found proves it; where all are at fault, a write of its own decides."""
     batch, fault, writes = plants(1, name=name) if name else [], FAULTS.get(name), name != "n"
     engine.before_check = partial(fail, failure) if failure else engine.before_check
-    outcomes = kinds(queue_together(memory, engine, *batch, *[None] * 5))
+    outcomes = kinds(queue_together(memory, *batch, *[None] * 5))
     assert outcomes[:-5] == [fault and type(fault)] * len(batch)
     assert outcomes[-5:] == [failure and type(failure) if writes else None] * 5
     assert engine.inserts[: len(batch)] == [batch] * len(batch)
