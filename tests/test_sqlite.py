@@ -221,7 +221,7 @@ def test_closing_waits_for_the_lock_and_stores_what_is_in_the_queue(storage, dat
 def test_no_plant_stays_in_memory(storage):
     """Not even in a statement, each of which Python's module would keep as it was last used."""
     before = memory(os.getpid())
-    for count in range(1, 80):
-        storage.add(Plant(-count, "x" * 600_000))
-        storage.engine.insert([Plant(number, "x" * 16_000) for number in range(count)], 100)
+    for count in range(2, 80, 2):
+        storage.add(Plant(-count, "x" * 1_200_000))
+        storage.engine.insert([Plant(number, "x" * 32_000) for number in range(count)], 100)
     assert memory(os.getpid()) - before < 20  # MiB, of 50 and 50

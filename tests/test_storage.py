@@ -117,8 +117,8 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
         (Plant(1, "one"), None),
         (Plant(1, "another one"), Conflict),
         (Plant(2, "two"), None),
-        (Plant(2, "two", "tagged"), Conflict),
         (Plant(2, "two"), None),
+        (Plant(2, "two", "tagged"), Conflict),
         (Plant(4, "ignored"), Rejected),
     ]
     requests = queue_together(memory, *[plant for plant, _ in batch])
