@@ -81,10 +81,7 @@ def test_every_connection_syncs_every_commit(engine, database):
 
 
 def test_a_url_can_have_any_path(open_storage, tmp_path, monkeypatch):
-    """Three slashes: relative to the working directory; four: absolute; %20 is a space.
-
-    A link leads to its file: SQLite keeps its other files beside that.
-    """
+    """Relative, absolute or percent-encoded; that of a link leads to the file and its WAL."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my data").mkdir()
     (tmp_path / "link.db").symlink_to("my data/d.db")
@@ -132,10 +129,7 @@ def test_no_plant_is_answered_for_into_the_void(storage, database, suffix, chang
 
 
 def test_what_was_written_without_a_sync_is_synced_before_it_is_found(engine, database, tmp_path):
-    """As by a process that was killed before its sync: else a power cut could take the plant.
-
-    The checkpoint syncs the WAL, and brings the plant from there to the file itself.
-    """
+    """As by a process that was killed: a checkpoint brings it from the WAL to the file itself."""
     execute(database, SCHEMA)
     with contextlib.closing(sqlite3.connect(database)) as writer:
         writer.executescript("PRAGMA synchronous = OFF; INSERT INTO plants VALUES (1, 'one', NULL)")
@@ -171,7 +165,7 @@ REFUSALS = [
 
 
 def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(storage, database, stored):
-    """The plant is at fault, neither the file nor the batch; and nothing of it is repeated."""
+    """The plant is at fault, neither the file nor the batch, and nothing of it is repeated."""
     execute(database, RULES)
     batch = map(Plant, range(1, 6), ("one", "one", "three", "four", "five"))
     with lock_held(database):
@@ -183,13 +177,8 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(storage, data
 
 
 @pytest.mark.parametrize("held", [lock_held, locked])
-def test_a_lock_delays_an_answer_but_not_for_ever(
-    open_storage, database, stored, monkeypatch, held
-):
-    """Of another process of the service, or another program; it delays the opening, too.
-
-    Who gives up stores nothing later, unless SQLite itself waits already.
-    """
+def test_a_lock_delays_answers_but_not_for_ever(open_storage, database, stored, monkeypatch, held):
+    """Who gives up stores nothing later, but where SQLite itself waits, for another program."""
     execute(database, SCHEMA)
     with held(database):
         storage = open_storage()

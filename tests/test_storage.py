@@ -1,7 +1,4 @@
-"""The group commit, over an engine in memory that does what it is told; then on a database.
-
-No plant that was answered for may be missing, and no request may wait for ever.
-"""
+"""The group commit, over an engine in memory that does what it is told; then on a database."""
 
 import contextlib
 import operator
@@ -107,10 +104,7 @@ def test_requests_that_wait_for_the_same_lock_share_batches(memory, engine, monk
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
-    """If one may be at fault, each half is stored alone, and hardly waits for a lock.
-
-    What does not come back was not stored.
-    """
+    """If one may be at fault, each half is stored alone, and hardly waits for a lock."""
     memory.add(Plant(1, "one"))
     batch = [
         (Plant(3, fault), type(FAULTS[fault])),
@@ -119,7 +113,7 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
         (Plant(2, "two"), None),
         (Plant(2, "two"), None),
         (Plant(2, "two", "tagged"), Conflict),
-        (Plant(4, "ignored"), Rejected),
+        (Plant(4, "ignored"), Rejected),  # it does not come back
     ]
     requests = queue_together(memory, *[plant for plant, _ in batch])
     assert kinds(requests) == [kind for _, kind in batch]
@@ -151,7 +145,7 @@ def test_what_no_plant_is_at_fault_for_fails_a_batch_and_no_other(memory, engine
 
 
 def test_who_gives_up_leaves_the_queue(memory, engine, monkeypatch):
-    """It is not stored later. Nothing ends the wait for a disk that hangs, so it is let alone."""
+    """It is not stored later, unless the writer waits for a disk that hangs, which nothing ends."""
     disk = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr("storage.ADD_LIMIT", 0.05)
@@ -195,7 +189,7 @@ def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine):
 
 
 def test_many_threads_of_many_processes_store_all(url, stored):
-    """They start at once, and one makes the table. Of the plants with an id, one gets a success."""
+    """Also where one has to make the table; and of the plants with an id, one gets a success."""
 
     def work(process: int) -> None:
         name, told = f"{process}", []
