@@ -17,7 +17,7 @@ def victims() -> list[str]:
 
 
 def test_every_acknowledged_plant_survives_kill_minus_9(serve, url, victims):
-    """A worker or the whole service dies under load; what was sent is there as it was sent."""
+    """A worker or the whole service dies under load; nothing is there but what was sent."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = serve(listener=listener)
         with Writers(listener.getsockname()[1], count=16) as writers:
