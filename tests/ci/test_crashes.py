@@ -4,7 +4,6 @@ What takes a disk of its own, like a power cut, is in tests/ci/test_disk.py.
 """
 
 import itertools
-import json
 import os
 import random
 import re
@@ -18,8 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from plant import Plant
-from tests.support.server import HEADERS, HERE, ROOT, STORED, TOKEN, Server, wait_until
-from tests.support.wire import Writers
+from tests.support.server import HERE, ROOT, STORED, TOKEN, Server, wait_until
+from tests.support.wire import Writers, post, statuses
 from tests.test_crashes import test_every_acknowledged_plant_survives_kill_minus_9  # noqa: F401
 
 ROUNDS = 10
@@ -119,25 +118,24 @@ def test_a_plant_whose_sync_failed_is_written_again(traced, tmp_path, failing_sy
     the plant finds it, but can't tell that it stays.
     """
     server = traced(WEB_CONCURRENCY="1", **failing_sync)  # another would not get to write it
+    plant = {"id": 7, "name": "name of the plant"}
+    vain = post(plant, b"X-Request-ID: in-vain", b"Connection: close")
 
-    def status_of_post(request_id: str) -> int:
-        headers = {**HEADERS, "X-Request-ID": request_id}
-        plant = json.dumps({"id": 7, "name": "name of the plant"})
-        return server.request("POST", "/plants", plant, headers)[0]
-
-    def statuses() -> list[int]:
-        return [status_of_post("in-vain"), server.health(), status_of_post("in-vain")]
+    def fails() -> bool:
+        found = [*statuses(server.send(vain)), server.health(), *statuses(server.send(vain))]
+        return found == [503] * 3
 
     assert server.post({"id": 1, "name": "one"})[0] == STORED
     Path(failing_sync["SYNC_FAILS"]).touch()
-    assert statuses() == [503] * 3
+    assert fails()
     before = server.workers(1)
     os.kill(before[0], signal.SIGKILL)
     wait_until(lambda: server.workers(1) != before)
     assert stored() == [(1, "one", None), (7, "name of the plant", None)]
-    assert statuses() == [503] * 3
+    assert fails()
     Path(failing_sync["SYNC_FAILS"]).unlink()
-    assert (status_of_post("again"), server.health()) == (STORED, 200)
+    assert statuses(server.send(vain.replace(b"in-vain", b"again"))) == [STORED]
+    assert server.health() == 200
     trace = end(server, tmp_path)
     in_vain, again = trace.answers("in-vain", "503")[-1], trace.answers("again", "2")[0]
     anew = [each for each in trace.writes("name of the plant") if each.begin > in_vain.end]

@@ -18,6 +18,7 @@ from storage import LOCK_LIMIT, Unavailable
 from tests.support.postgresql import PostgreSQL
 from tests.support.server import PATIENCE, STORED, wait_until
 from tests.support.storage import read_names
+from tests.support.wire import MONSTERA
 
 # What depends on the engine in the interface and in the storage.
 from tests.test_app import (  # noqa: F401
@@ -26,8 +27,6 @@ from tests.test_app import (  # noqa: F401
     test_another_plant_with_the_id_is_a_409,
 )
 from tests.test_storage import test_many_threads_of_many_processes_store_all  # noqa: F401
-
-MONSTERA = {"id": 7, "name": "Monstera"}
 
 
 @pytest.fixture
