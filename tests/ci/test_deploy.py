@@ -35,7 +35,6 @@ UPSTREAM = """
     export GIT_AUTHOR_NAME=test GIT_COMMITTER_NAME=test EMAIL=test@localhost
     for version in before now; do git commit --quiet --allow-empty -m $version; done
 """
-NAMES = {"ADDRESS": "/srv/upstream", "HOST.EXAMPLE.ORG": "plants.localhost"}
 # Without encryption, for clients of ours.
 SITE = (ROOT / "deploy/Caddyfile").read_text().replace("plants.example.org", ":8080")
 
@@ -83,8 +82,8 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     try:
         machine = Machine(root, wait_until(lambda: find_systemd(nspawn.pid)))
         machine.run(f"until test -S /run/systemd/private; do sleep 0.1; done\n{UPSTREAM}")
-        install = "\n".join(INSTALL)
-        machine.run(re.sub("|".join(NAMES), lambda name: NAMES[name[0]], install))
+        install = "\n".join(INSTALL).replace("ADDRESS", "/srv/upstream")
+        machine.run(install.replace("HOST.EXAMPLE.ORG", "plants.localhost"))
         machine.run(f"echo {quote(SITE)} >>/etc/caddy/Caddyfile; systemctl reload caddy")
         yield machine
     finally:

@@ -1,8 +1,6 @@
 """The storage on PostgreSQL: what a table refuses, locks, servers that are away or hang."""
 
 import contextlib
-import itertools
-import operator
 import random
 import signal
 import socket
@@ -98,7 +96,7 @@ def test_a_role_needs_three_rights_and_no_others(open_storage, connection, url):
     storage.add(Plant(7, "Monstera"))
 
 
-# plants that are refused, and the order of those that are not
+# plants that are refused
 
 RULES = """
     ALTER TABLE plants ADD CONSTRAINT known CHECK (tag <> 'unknown');
@@ -133,17 +131,6 @@ def test_plants_that_the_database_refuses_fail_alone(serve, connection, pool):
     assert server.health() == 200
     assert "secret" not in server.out + server.err
     assert [reason for reason in REASONS.values() if reason not in server.out] == []
-
-
-def test_a_batch_is_stored_in_the_order_of_id(storage, connection, pool):
-    """Else two with the same plants would wait for each other."""
-    list(pool.map(storage.add, [Plant(number, "n") for number in random.sample(range(400), 400)]))
-    rows = connection.execute("SELECT xmin, id FROM plants ORDER BY ctid")
-    batches = [
-        [number for _, number in rows]
-        for _, rows in itertools.groupby(rows, operator.itemgetter(0))
-    ]
-    assert len(batches) < 400 and batches == [sorted(batch) for batch in batches]
 
 
 # locks
@@ -209,14 +196,12 @@ def test_a_server_that_is_away_or_hangs_is_a_503_and_comes_back_by_itself(serve)
 
 
 def test_of_four_addresses_three_may_be_dead(serve, postgresql, url):
-    """There somebody lets in and says nothing; where all are so, the answer is a 503."""
+    """There somebody lets in and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         hosts = f"?host={'127.0.0.1,' * 3}{postgresql.folder}&port={f'{port},' * 3}5432"
         own = f"{url.partition('?')[0]}{hosts}&user=postgres"
         assert serve(DATABASE_URL=own, WEB_CONCURRENCY="1").post(MONSTERA)[0] == STORED
-        hanging = serve(DATABASE_URL=f"postgresql://127.0.0.1:{port}/plants", WEB_CONCURRENCY="1")
-        assert hanging.health() == hanging.post(MONSTERA)[0] == 503
 
 
 def test_a_batch_is_sent_again_where_its_connection_is_lost(serve, connection, sessions, pool):
