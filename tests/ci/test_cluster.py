@@ -71,7 +71,8 @@ def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_u
             postgresql.set_synchronous("nobody")
             wait_until(lambda: server.health() == 503)
             adding = pool.submit(wait_until, lambda: server.post(MONSTERA)[0] == STORED)
-            for how in ("pg_terminate_backend", "pg_cancel_backend", None):
+            # The batch of the health check is under way, twice; then come those of the plant.
+            for how in ("pg_terminate_backend", "pg_cancel_backend", "pg_cancel_backend", None):
                 ((session,),) = wait_until(lambda: postgresql.execute(query))
                 if how:
                     postgresql.execute(f"SELECT {how}({session})")
