@@ -68,10 +68,7 @@ def test_no_log_has_a_token_or_a_body_in_it_whatever_happens(said):
 
 
 def test_the_log_says_why_a_request_was_not_answered_with_200(said):
-    """Where clients see less, as of a storage that is away, it says what an operator has to know.
-
-    For what is not HTTP it is the name of the error, as its text repeats what was sent.
-    """
+    """Where clients see less, as of a storage that is away, it has what an operator must know."""
     server, said = said
     for status, data in said:
         line = server.logged(re.search(r"X-Request-ID: (\S+)", data.decode())[1])
@@ -81,5 +78,5 @@ def test_the_log_says_why_a_request_was_not_answered_with_200(said):
             assert "reason" not in line
         elif "the storage" in error["message"]:
             assert re.search("plants.db|SQLITE_CONSTRAINT", line["reason"])
-        else:
+        else:  # or the name of the error, where its text may repeat what was sent
             assert line["reason"] == error["message"] or re.fullmatch(r"[A-Z]\w+", line["reason"])
