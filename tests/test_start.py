@@ -28,7 +28,8 @@ ANSWER = {"name": "Monstera", "tag": "indoor"}
 def test_the_command_of_the_procfile_prints_a_curl_line_that_stores_a_plant(serve, stored):
     """Though it listens at all addresses, the line has one that a newcomer can use."""
     assert (ROOT / "Procfile").read_text() == "web: gunicorn\n"
-    server = serve(command=HERE[:1], PLANTS_TOKENS=None, PORT=str(port := free_port()))
+    port = free_port()
+    server = serve(command=HERE[:1], PLANTS_TOKENS=None, PORT=str(port))
     curl = wait_until(lambda: re.search(r"\ncurl .*\n.*\n.*}'\n", server.err))[0]
     _, url, *options = shlex.split(curl.replace("\\\n", ""))
     assert url == f"http://127.0.0.1:{port}/plants"
