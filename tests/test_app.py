@@ -228,7 +228,7 @@ def test_tokens_are_a_list_with_commas_or_spaces(monkeypatch):
     monkeypatch.setenv("PLANTS_TOKENS", good)
     assert read_tokens() == good.replace(",", " ").split()
     bad = ["short", "0123456789abcde", "good-token-01234567 short", "=0123456789abcdef"]
-    for setting in [*bad, "a:token-0123456789", "töken-0123456789", "", " ", ","]:
+    for setting in [*bad, "a:token-0123456789", "token-0123456789ö", "", " ", ","]:
         monkeypatch.setenv("PLANTS_TOKENS", setting)
         with pytest.raises(ValueError, match=r"PLANTS_TOKENS must be .*token_urlsafe") as refusal:
             read_tokens()
