@@ -9,7 +9,6 @@ import socket
 import sys
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from urllib.parse import unquote
 
 import pytest
 from webtest import TestApp, TestRequest
@@ -197,7 +196,6 @@ def test_the_log_has_a_line_of_json_for_each_request_that_no_request_can_forge(c
     post(client, MONSTERA)
     missing, plant = map(json.loads, capfd.readouterr().out.splitlines())
     assert (missing["request"], missing["status"], missing["id"]) == (f"GET {path}", 404, "mine")
-    assert missing["reason"].startswith(f"there is nothing at {unquote(path)};")
     assert list(plant) == ["time", "client", "request", "status", "seconds", "id"]
     assert (plant["request"], plant["status"]) == ("POST /plants", STORED)
     assert abs(datetime.now(UTC) - datetime.fromisoformat(plant["time"])) < timedelta(minutes=1)
