@@ -78,6 +78,16 @@ def test_every_connection_syncs_every_commit(engine, database):
     names = ("synchronous", "fullfsync", "journal_mode", "journal_size_limit")
     found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
     assert found == [2, 1, "wal", 2**23]
+    assert engine.description.endswith("plants.db")  # and not "which is new"
+
+
+def test_a_health_check_is_a_write(engine, database):
+    """That can fail where a plant's would, and that changes nothing."""
+    engine.insert([ONE], 100)
+    size = os.stat(f"{database}-wal").st_size
+    assert engine.insert([], 100) == {}
+    assert os.stat(f"{database}-wal").st_size > size
+    assert read_names(f"sqlite:///{database}") == {1: "one"}
 
 
 def test_a_url_can_have_any_path(open_storage, tmp_path, monkeypatch):
