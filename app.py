@@ -43,7 +43,6 @@ COMMON_HEADERS = [
 PREFLIGHT_HEADERS = {  # browsers ask before they send a token
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Request-ID",
-    "Access-Control-Max-Age": "600",  # seconds
 }
 PAGE = Path(__file__).parent / "static" / "index.html"
 

@@ -39,7 +39,7 @@ def post_fork(server: Any, worker: Any) -> None:
 
 
 def worker_exit(server: Any, worker: Any) -> None:
-    """Store what is in the queue and close the database, while threads can still be started."""
+    """Store what is queued and close the database, while threads can still be started."""
     if app := getattr(worker, "wsgi", None):  # else it has failed to start
         app.config["storage"].close()
 
@@ -51,7 +51,8 @@ worker_class = "worker.Worker"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2")) or sys.exit("WEB_CONCURRENCY must not be 0")
 limit_request_fields = 64  # enough for every client
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
-graceful_timeout = 25  # seconds for requests in flight at SIGTERM; a platform kills after 30
-control_socket_disable = True  # nothing here is controlled through one
+graceful_timeout = 25  # seconds for requests in flight at SIGTERM; platforms kill after 30
+control_socket_disable = True  # nothing needs one
 forwarder_headers = ""  # a SCRIPT_NAME or PATH_INFO among the headers would change the path
 secure_scheme_headers: dict[str, str] = {}  # two that disagree would be a 400
+forwarded_allow_ips = "*"  # else each client's address is parsed

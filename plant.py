@@ -20,7 +20,7 @@ RULES = {  # the patterns in schemas/ are all against NUL
 
 
 class Plant(NamedTuple):
-    """A row of the table: id is a signed integer of 64 bits, tag is None where there is none."""
+    """A row of the table: id is a signed integer of 64 bits, tag may be None."""
 
     id: int
     name: str

@@ -61,7 +61,7 @@ def call_with_limit(function: Function) -> None:
 
 
 def gather() -> None:
-    """Let all requests that have arrived go on first, so that they share a batch."""
+    """Let all requests that have arrived go on first, to share a batch."""
     with gevent.Timeout(GATHER_LIMIT, False):
         gevent.idle()
 

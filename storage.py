@@ -98,7 +98,7 @@ class Storage:
             self._wait_for(Entry(None), limit)
 
     def close(self) -> None:
-        """Store what is in the queue and close the connection, for good."""
+        """Store what is queued and close the connection, for good."""
         self._is_closed = True
         self._wake_up.set()
         self._writer.join(5)  # seconds; the database may hang

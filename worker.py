@@ -16,7 +16,7 @@ from gunicorn.http import errors, wsgi
 from gunicorn.http.body import ChunkedReader
 from gunicorn.workers.ggevent import GeventWorker
 
-FULL = 0.9  # of worker_connections; from there on a new one takes the place of another
+FULL = 0.9  # of worker_connections; then a new one takes the place of another
 ROOM = 2**15  # bytes of a request, with its head and its chunks
 LIMIT = 20.0  # seconds for a request to arrive, and for a client to take the answer
 LAST_LIMIT = 3.0  # seconds to read the last answer; for all that a client does as the worker ends
@@ -66,9 +66,8 @@ class Worker(GeventWorker):
         for client in list(self.clients):
             if now > client.since + min(client.limit, most):
                 client.cut()
-        for server in self.servers:
-            # In a round of the loop, which takes longer with more clients.
-            server.max_accept = 1 + len(self.clients) // 4
+        for server in self.servers:  # with more clients, a round of the loop takes longer
+            server.max_accept = 1 + len(self.clients) // 4  # in each
 
     def serve(self, sock: Any, addr: Any) -> None:
         """Serve a client; if there are too many, cut the one that we have waited for longest."""
@@ -117,7 +116,7 @@ class Client:
 
     def __init__(self, sock: Any, limit: float) -> None:
         self._sock, self._unsent = sock, b""
-        # All that gunicorn needs of a socket; a gettimeout() would cost each request.
+        # gunicorn needs no more of a socket; a gettimeout() would cost each request.
         self.setblocking = sock.setblocking
         self.is_sending = False
         self.is_done = False  # nothing more is read: it has ended, or was cut
@@ -140,7 +139,7 @@ class Client:
         if self.has_begun:  # what follows the first bytes does not prolong the time
             self.since, self.limit = self._began, LIMIT
         gevent.socket.wait_read(self._sock.fileno())  # also where data is there: others come first
-        if not self.has_begun:  # if it was cut, what it has sent before is answered
+        if not self.has_begun:  # if it was cut, what it sent before is answered
             self.begin()
         elif self.is_done:
             raise ConnectionResetError(errno.ECONNRESET, "cut")  # a 408; gunicorn logs nothing
@@ -161,7 +160,8 @@ class Client:
         if self._unsent:
             data, self._unsent = self._unsent, b""
             self.since, self.limit, self.is_sending = time.monotonic(), LIMIT, True
-            self._sock.sendall(data)
+            while data:  # sendall() takes longer
+                data = data[self._sock.send(data) :]
             self.is_sending = False
 
     def cut(self) -> None:
