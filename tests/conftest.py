@@ -1,6 +1,7 @@
 """What the tests share: a storage on SQLite, the application, gunicorn servers."""
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
         yield lambda *arguments, **options: servers.enter_context(
             Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options})
         )
+
+
+@pytest.fixture
+def send() -> Iterator[Callable[..., socket.socket]]:
+    """Sends data to a server on a new connection, which stays open until the end of the test."""
+    with contextlib.ExitStack() as connections:
+
+        def send(server: Server, data: bytes = b"") -> socket.socket:
+            connection = connections.enter_context(server.connect())
+            connection.sendall(data)
+            return connection
+
+        yield send
 
 
 @pytest.fixture(scope="session")

@@ -45,9 +45,7 @@ ROUTES = [  # heads, what is answered, and whether the body is read for that
 
 @pytest.mark.parametrize("body", [post(HIDDEN, head=b""), CHUNKED + chunked(HIDDEN, HIDDEN, b"")])
 def test_no_request_is_served_from_the_body_of_another(server, body):
-    """Either the body was read, and the next request is behind it; or the connection ends, as the
-    answer says, which does not wait for the body.
-    """
+    """Its body was read, or the connection ends, as the answer says, which does not wait for it."""
     for head, status, is_read in ROUTES:
         check(server, {head + body + AFTER: [status, 404] if is_read else [status]})
         with server.connect() as client:

@@ -1,7 +1,4 @@
-"""The worker: what it makes of bytes, slow clients, many clients and SIGTERM, in real processes.
-
-What takes longer is in tests/ci/test_slow_clients.py and tests/ci/test_worker.py.
-"""
+"""The worker: what it makes of bytes, slow clients, many clients and SIGTERM, in real processes."""
 
 import contextlib
 import os
@@ -37,19 +34,6 @@ from tests.support.wire import (
 from worker import FULL, LAST_LIMIT, LIMIT, ROOM, Client
 
 NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-@pytest.fixture
-def send():
-    """Sends data to a server on a new connection, which stays open until the end of the test."""
-    with contextlib.ExitStack() as connections:
-
-        def send(server, data=b""):
-            connection = connections.enter_context(server.connect())
-            connection.sendall(data)
-            return connection
-
-        yield send
 
 
 def begin(client: socket.socket, plant: object) -> socket.socket:
@@ -116,9 +100,7 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server,
 
 
 def test_who_has_been_waited_for_longest_makes_room(serve, database, send):
-    """Whatever it is that it does not do. Who waits for the database is not cut; that wait, in a
-    real thread, holds up nobody else.
-    """
+    """Whatever it does not do. Who waits for the database is not cut, and holds up nobody."""
     server = serve(PATIENT, "--worker-connections=10", WEB_CONCURRENCY="1")
     assert server.health() == 200
     with lock_held(database):
@@ -152,10 +134,7 @@ LATE = {  # what a client has sent, and whether it is told
 
 
 def test_who_is_late_is_cut_off(serve, send):
-    """A client that can be told is told, also one that sends on, but not one that takes no answer.
-
-    The limit is that of a request: a busy client goes on, until it is late with one.
-    """
+    """Who can be told is told. A busy client goes on, until it is late with a request."""
     server, request = serve(SHORT, "--keep-alive=1", WEB_CONCURRENCY="1"), post(MONSTERA)
     clients = [send(server, half) for half in LATE]
     assert statuses(receive_answer(clients[2])) == [404]

@@ -1,7 +1,4 @@
-"""README.md's first commands on machines that have Debian, Python and nothing else.
-
-A machine is a folder made by debootstrap, in which an ordinary user works. It takes root.
-"""
+"""README.md's first commands on machines that have Debian, Python and nothing else."""
 
 import os
 import re
@@ -30,10 +27,7 @@ ENTER = """
 
 
 def make_machine(folder: Path, release: str, *packages: str) -> None:
-    """Make a system with Python, packages and a pip that finds its registry.
-
-    It is copied from an archive of the last week if there is one, since it takes a minute.
-    """
+    """Make a system with Python and packages, from an archive of the last week if there is one."""
     CACHE.mkdir(exist_ok=True)
     archive = CACHE / f"{'-'.join([release, *packages])}.tar"
     folder.mkdir(mode=0o755)
@@ -71,10 +65,7 @@ def on(machine: Path, command: str, setting: str = "PIP_NO_DEPS=1") -> list[str]
 
 
 def test_the_readme_works_as_it_stands(serve, machine, request):
-    """The printed line stores a plant, and the tests for newcomers pass: none needs more.
-
-    Also what the packages bring is pinned: nothing is missing if they may bring nothing.
-    """
+    """The printed line stores a plant, all tests pass, and what packages bring is pinned too."""
     python = RELEASES[request.node.callspec.params["machine"]]
     start = block("sh", "python3 -m venv").strip()
     test = block("sh", "python3 -m venv .venv && .venv/bin/pip install -r tests").strip()

@@ -28,10 +28,7 @@ def compete(server: Server, end: threading.Event) -> set[tuple[int, str, int]]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fail_over_loses_nothing(serve, how):
-    """The service goes on, not restarted; a server that gives no answers is given up.
-
-    Of each id one plant gets 200s and all others 409, before and after, and that plant is stored.
-    """
+    """The service goes on. Of each id one plant gets all 200s, others 409, and it is stored."""
     with PostgreSQL() as primary, PostgreSQL(primary) as standby, ThreadPoolExecutor(8) as pool:
         primary.set_synchronous("*")
         state = "SELECT sync_state FROM pg_stat_replication"
@@ -57,10 +54,8 @@ def test_a_fail_over_loses_nothing(serve, how):
 
 @pytest.mark.parametrize("already", [False, True], ids=["new", "there already"])
 def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_url, serve, already):
-    """A commit that stopped waiting for the standby is a success to PostgreSQL, but not to us.
-
-    Nor is a plant that is there already: it may be here alone, and would go with this server. A
-    batch that is given up leaves no process on the server, which has room for so many.
+    """To PostgreSQL, a commit that stopped waiting is a success. A plant that is there may be here
+    alone. A batch that is given up leaves no process on the server, which has room for so many.
     """
     quiet = f"{postgresql_url}&options=-cclient_min_messages%3Derror"  # would hide a warning
     server = serve(DATABASE_URL=quiet, WEB_CONCURRENCY="1")
@@ -105,10 +100,7 @@ def pooled_url(postgresql) -> Iterator[str]:
 
 
 def test_a_pooler_changes_nothing(pooled_url, open_storage):
-    """In transaction mode each transaction may get another session, which others use as well.
-
-    Each commit waits for the disk, though the role's own do not, and no setting stays behind.
-    """
+    """Each commit waits for the disk, though the role's do not; no setting stays in a session."""
     options = {"autocommit": True, "prepare_threshold": None}
     with psycopg.connect(pooled_url, **options) as neighbour:
         storage = open_storage(pooled_url)

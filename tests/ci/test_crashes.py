@@ -1,7 +1,4 @@
-"""What was acknowledged is on the disk, whatever is killed or fails at whatever moment.
-
-What takes a disk of its own, like a power cut, is in tests/ci/test_disk.py.
-"""
+"""What was acknowledged is on the disk, whatever is killed or fails at whatever moment."""
 
 import itertools
 import os
@@ -94,10 +91,7 @@ def end(server: Server, tmp_path: Path) -> Trace:
 
 @pytest.mark.parametrize("clients", [1, 8])
 def test_every_acknowledgement_is_sent_after_a_sync(traced, tmp_path, clients):
-    """The WAL is synced between the write that carries a plant and the plant's answer.
-
-    With one client, also between the last write of all and the answer.
-    """
+    """The WAL is synced after the write that carries a plant, or any if there is one client."""
     server = traced()
     with Writers(server.port, count=clients) as writers:
         assert writers.goes_on(200)

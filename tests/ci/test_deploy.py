@@ -1,8 +1,4 @@
-"""docs/deploy.md, and docs/data.md on a Linux host: the lines are typed, deploy/ is as it is.
-
-The host is a Debian that systemd-nspawn boots, with a network of its own; buildah builds the
-container. It takes root.
-"""
+"""docs/deploy.md, and docs/data.md on a Linux host: the lines are typed, deploy/ is as it is."""
 
 import ctypes
 import json
@@ -94,10 +90,7 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
 
 @pytest.fixture
 def host(machine) -> Iterator[Machine]:
-    """The machine with the service as after its first start, and one more token: the tests'.
-
-    The thread of the test, and those that it starts, are in the machine's network.
-    """
+    """The machine, whose network the test is in; the service, with one more token, is as new."""
     machine.run(
         "systemctl stop plants.socket plants; cp -n /etc/plants.env /root\n"
         "rm -rf /var/lib/plants*; git -C /srv/plants reset --quiet --hard origin/main\n"
@@ -154,10 +147,7 @@ def test_a_restart_an_upgrade_and_going_back_are_noticed_by_nobody(host):
 
 
 def test_a_start_that_cannot_succeed_ends_in_a_refused_port(host):
-    """Who waits is let go, and others are refused. Then the page's line starts it again.
-
-    It starts with the settings as they are then: with two tokens, as while one is replaced.
-    """
+    """Who waits is let go, others are refused. Started again, it has the settings of then."""
     host.run("systemctl stop plants.socket plants")
     curl = "curl --silent --show-error --max-time 120 http://127.0.0.1:8000/healthz"
     with lock_held(host.database):  # which takes longest to be refused
@@ -198,10 +188,7 @@ def test_a_backup_is_made_by_cron_and_restored(host):
 
 @pytest.fixture
 def docker(tmp_path) -> Iterator[Callable[[str], list[str]]]:
-    """Makes command lines of what is typed for Docker, in place of which buildah runs.
-
-    It has the image that the Dockerfile is made from, with a Debian's Python.
-    """
+    """Makes command lines of what is typed for Docker, in place of which buildah runs."""
     (folder := tmp_path / "buildah").mkdir()
     (volume := tmp_path / "volume").mkdir()
     os.chown(volume, 1000, 1000)  # as a new volume is

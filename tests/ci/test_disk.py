@@ -1,7 +1,4 @@
-"""What a power cut, a full disk and a read-only one do to the SQLite file.
-
-It takes root, to mount a file system that is there for that.
-"""
+"""What a power cut, a full disk and a read-only one do to the SQLite file."""
 
 import contextlib
 import fcntl
@@ -129,10 +126,7 @@ def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk):
     [(Disk.full, "(No space left on device|.* disk is full)$"), (Disk.read_only, ".*read-?only")],
 )
 def test_a_disk_that_takes_nothing_ends_the_start_in_one_line(serve, disk, state, words, end):
-    """Whatever is there already; and no process is ended by SQLite's mapping, which says nothing.
-
-    Once it takes something, a start works, and what was stored is there.
-    """
+    """Whatever is there already. Once it takes something, a start works, and all is there."""
     if end:
         server = serve()
         assert server.post({"id": 1, "name": "one"})[0] == STORED

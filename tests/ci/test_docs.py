@@ -1,7 +1,4 @@
-"""The pages are true: what they have for a shell is typed, and prints what they show.
-
-What is for a container or a Linux host is in test_deploy.py; the ladder has a test of its own.
-"""
+"""The pages are true: what they have for a shell is typed, and prints what they show."""
 
 import os
 import re
