@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import re
 import signal
 import subprocess
@@ -16,15 +15,6 @@ import pytest
 from plant import Plant
 from tests.support.server import HERE, ROOT, STORED, TOKEN, Server, wait_until
 from tests.support.wire import Writers, post, statuses
-from tests.test_crashes import test_every_acknowledged_plant_survives_kill_minus_9  # noqa: F401
-
-ROUNDS = 10
-
-
-@pytest.fixture
-def victims() -> list[str]:
-    """What is killed, one after another."""
-    return random.choices(["a worker", "the service"], k=ROUNDS)
 
 
 class Call(NamedTuple):
