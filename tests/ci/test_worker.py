@@ -1,28 +1,13 @@
-"""The worker over a longer time: restarts under load, and what it keeps in memory."""
+"""The worker over a longer time: what it keeps in memory."""
 
 import re
-import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.server import STORED, Server, memory
-from tests.support.storage import read_names
-from tests.support.wire import Writers, post
+from tests.support.wire import post
 
 CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
-
-
-def test_a_restart_under_load_drops_nothing(serve, url):
-    """Of many clients, where something keeps the port open; each plant of theirs is stored."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
-    with listener, Writers(listener.getsockname()[1], count=CONNECTIONS) as writers:
-        for _ in range(3):
-            server = serve(listener=listener)
-            assert writers.goes_on(1000)
-            assert server.stop() == 0
-        assert (list(writers.answers), writers.failures) == ([STORED], [])
-        listener.close()
-    assert read_names(url) == writers.acknowledged
 
 
 def post_all(server: Server, bodies: Iterable[bytes]) -> list[int]:
