@@ -13,8 +13,6 @@ from pathlib import Path
 import gevent
 import pytest
 
-from storage import ADD_LIMIT
-from tests.support.pages import table
 from tests.support.server import PATIENT, SHORT, STORED, receive, wait_until
 from tests.support.storage import lock_held, read_names
 from tests.support.wire import (
@@ -31,7 +29,7 @@ from tests.support.wire import (
     refused,
     statuses,
 )
-from worker import FULL, LAST_LIMIT, LIMIT, ROOM, Client
+from worker import ROOM, Client
 
 NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -171,14 +169,6 @@ def test_what_has_come_before_a_client_is_cut_is_read():
         assert client.recv(2**13) == NOWHERE
         with pytest.raises(ConnectionResetError):
             client.recv(2**13)
-
-
-def test_the_limits_are_those_that_are_documented():
-    """Waiting for each of them would take long."""
-    stated = str(table(r"what \| limit"))
-    seconds = [float(limit) for limit in re.findall(r"'(\d+) seconds'", stated)]
-    assert seconds == [125, LIMIT, LIMIT, LAST_LIMIT, ADD_LIMIT]
-    assert f"from {FULL * 1000:.0f} on" in stated
 
 
 def test_a_stop_under_load_drops_nothing(serve, database, send):
