@@ -6,18 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.support.postgresql import PostgreSQL
 from tests.support.server import ROOT
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def hypothesis_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where hypothesis keeps its tables: not in the folder of the project."""
-    set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
 
 
 @pytest.fixture(scope="session")
