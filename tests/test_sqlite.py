@@ -17,7 +17,7 @@ from engines.sqlite import SQLiteEngine
 from plant import Plant
 from storage import Rejected, Unavailable
 from tests.support.server import PATIENCE, memory, stops_in_one_line
-from tests.support.storage import lock_held, locked, queue_up, read_names, run_in_processes
+from tests.support.storage import lock_held, queue_up, read_names, run_in_processes
 
 ONE, TWO = Plant(1, "one"), Plant(2, "two")
 # How the version before made its file, and how this one must.
@@ -184,21 +184,6 @@ def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(storage, data
     assert [error and (type(error), str(error)) for error in errors] == [None, *REFUSALS, None]
     storage.check(PATIENCE)
     assert [number for number, *_ in stored()] == [1, 5]
-
-
-@pytest.mark.parametrize("held", [lock_held, locked])
-def test_a_lock_delays_answers_but_not_for_ever(open_storage, database, stored, monkeypatch, held):
-    """Who gives up stores nothing later, but where SQLite itself waits, for another program."""
-    execute(database, SCHEMA)
-    with held(database):
-        storage = open_storage()
-        with monkeypatch.context() as patch, pytest.raises(Unavailable, match="busy or hangs"):
-            patch.setattr("storage.ADD_LIMIT", 0.05)
-            storage.add(ONE)
-        request = queue_up(storage.add, TWO)
-        assert stored() == []
-    request.result(PATIENCE)
-    assert [number for number, *_ in stored()] in ([2], [1, 2] if held is locked else [])
 
 
 @pytest.mark.parametrize("queued", [[], [TWO]])
