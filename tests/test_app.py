@@ -1,8 +1,12 @@
 """The interface, through WSGI: what is answered and stored, in which order things are checked."""
 
+import contextlib
 import itertools
 import json
+import os
 import re
+import socket
+import sys
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -199,20 +203,21 @@ def test_the_log_has_a_line_of_json_for_each_request_that_no_request_can_forge(c
 
 def test_a_line_of_the_log_is_one_write_that_fits_a_pipe(client, monkeypatch):
     """A pipe takes 4,096 bytes in one piece; a log that can't be written fails no request."""
-    lines: list[bytes] = []
-
-    def write(_: int, line: bytes) -> None:
-        lines.append(line)
-        raise BrokenPipeError
-
-    monkeypatch.setattr("os.write", write)
-    headers = {"X-Request-ID": "x" * 128}
-    answer = client.get("/" + "%F0%9F%8C%B5" * 999, headers=headers, status=404)
-    assert len(answer.json["message"]) == SCHEMAS["error"]["properties"]["message"]["maxLength"]
-    monkeypatch.setattr("sys.stdout", None)  # as Python does where it is closed
-    client.get("/nothing-is-logged", status=404)  # as 1 may be a client's socket then
-    (line,) = lines
-    assert json.loads(line)["id"] == "x" * 128 and line.endswith(b"}\n") and len(line) < 4096
+    read, write = socket.socketpair(type=socket.SOCK_DGRAM)  # what is written at once comes alone
+    with read, write, contextlib.ExitStack() as end:
+        end.callback(os.close, before := os.dup(1))
+        os.dup2(write.fileno(), 1)
+        end.callback(os.dup2, before, 1)
+        with monkeypatch.context() as closed:
+            closed.setattr(sys, "stdout", None)  # as Python does; 1 may be a client's socket then
+            client.get("/nothing-is-logged", status=404)
+        headers = {"X-Request-ID": "x" * 128}
+        answer = client.get("/" + "%F0%9F%8C%B5" * 999, headers=headers, status=404)
+        assert len(answer.json["message"]) == SCHEMAS["error"]["properties"]["message"]["maxLength"]
+        assert len(line := read.recv(2**16)) < 4096
+        assert json.loads(line)["id"] == "x" * 128 and line.endswith(b"}\n")
+        read.close()
+        client.get("/nobody-reads-this", status=404)
 
 
 def test_tokens_are_a_list_with_commas_or_spaces(monkeypatch):
