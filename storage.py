@@ -79,8 +79,8 @@ class Storage:
         self.engine, self._call = engine, call
         # The first entry makes the writer open the database before a request comes.
         self._queue = deque([Entry(None)])
-        self._batch: list[Entry] = []  # what is being stored
-        self._wake_up = threading.Event()  # set when the writer has something to do
+        self._batch: list[Entry] = []
+        self._wake_up = threading.Event()  # the writer has something to do
         self._wake_up.set()
         self._is_closed = False
         self._stored_at = -math.inf  # by time.monotonic(), unless a batch has failed since
@@ -120,8 +120,8 @@ class Storage:
             while self._queue:
                 try:
                     self._call(self._store_batch)
-                except Exception as error:  # whatever it is, the writer goes on
-                    self._fail(error)
+                except Exception as error:  # its traceback keeps the batch; a copy has none
+                    self._fail(copy.copy(error) if isinstance(error, Unavailable) else error)
                 for entry in self._batch:
                     entry.done.set()
                 self._batch = []  # nothing of it stays in memory
@@ -152,7 +152,7 @@ class Storage:
                 self._store(entries[middle:], PART_LOCK_LIMIT)
             else:
                 for entry in entries:
-                    entry.failure = error
+                    entry.failure = copy.copy(error)
             return
         self._stored_at = time.monotonic()
         for entry in entries:

@@ -117,6 +117,7 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
     ]
     requests = queue_together(memory, *[plant for plant, _ in batch])
     assert kinds(requests) == [kind for _, kind in batch]
+    assert requests[0].exception().__cause__.__traceback__ is None  # it has the whole batch
     assert [len(each) for each in engine.inserts[1:]] == [4, 2, 1, 1, 2]
     assert engine.lock_limits[2:] == [100, 1, 1, 1, 1]
     assert engine.table.keys() == {1, 2}
@@ -138,6 +139,8 @@ def test_what_no_plant_is_at_fault_for_fails_a_batch_and_no_other(memory, engine
     errors = [each.exception(PATIENCE) for each in requests]
     assert {(type(error), str(error)) for error in errors} == {(type(failure), str(failure))}
     assert len(set(errors)) == 3
+    traceback = errors[0].__cause__.__traceback__  # it has the whole batch
+    assert (traceback is None) == isinstance(failure, Unavailable)  # else it is a bug, to be told
     is_taken = place == "before_plants"  # else all that is queued fails
     assert kinds(others) == [None if is_taken else type(failure)]
     memory.add(*plants(5))  # none is tried alone, or again
