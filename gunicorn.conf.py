@@ -49,7 +49,7 @@ os.environ.setdefault("PLANTS_TOKENS", new_token)  # one for all workers
 wsgi_app = "start:get_app()"
 worker_class = "worker.Worker"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2")) or sys.exit("WEB_CONCURRENCY must not be 0")
-limit_request_fields = 64  # enough for every client
+limit_request_fields = 64  # enough for clients
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; platforms kill after 30
 control_socket_disable = True  # nothing needs one

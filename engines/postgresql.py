@@ -95,7 +95,7 @@ def parse_url(url: str) -> dict[str, Any]:
     wrong = "DATABASE_URL must be like postgresql://user:password@host/database, percent-encoded"
     try:
         given = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
+    except (psycopg.ProgrammingError, UnicodeError) as error:
         # An @ behind the ? may be the end of a password.
         if "URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
             wrong = f"DATABASE_URL: {error}".strip()

@@ -64,7 +64,7 @@ class SQLiteEngine(Engine):
 
     def close(self) -> None:
         if self._connection:
-            with self.locked():  # the last one to close checkpoints
+            with contextlib.suppress(Unavailable), self.locked():  # the last to close checkpoints
                 self._connection.close()
 
     def _open(self) -> sqlite3.Connection:

@@ -66,6 +66,7 @@ WRONG_URLS = {  # and what is said of them; of a password nothing is repeated
     "postgresql://u:p@SECRET@h/d": "percent-encoded",  # else it is taken for another part
     "postgresql://u:p/SECRET@h/d": "percent-encoded",
     "postgresql://u:SECRET%@h/d": "percent-encoded",
+    "postgresql://u:%a5SECRET@h/d": "percent-encoded",
     "postgresql://u:p/x?SECRET@h/d": "percent-encoded",
     "postgresql://u:p@h:SECRET@h/d": "percent-encoded",
     "postgresql://u:SECRET@h/d?pgbouncer=true": 'query parameter: "pgbouncer"',
