@@ -106,7 +106,7 @@ def test_workers_do_not_outlive_their_master(serve):
     server = serve(PATIENT)
     assert server.health() == 200
     server.process.kill()
-    with pytest.raises(ConnectionRefusedError):
+    with pytest.raises(ConnectionError):  # refused, or reset if it came just before
         wait_until(lambda: server.connect().close())
 
 
