@@ -5,6 +5,7 @@ import functools
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -48,9 +49,11 @@ def wait_until(condition: Callable[[], Any]) -> Any:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """A port that nobody listens on, below those that the system gives to clients."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def receive(connection: socket.socket) -> bytes:
