@@ -225,7 +225,7 @@ def test_requests_that_have_arrived_share_a_batch(monkeypatch, call):
             gevent.sleep(0)
         arrived.append(rounds)
 
-    for rounds in 0, 100, 200:
+    for rounds in 0, 10_000, 20_000:  # longer than until another thread gets its turn
         gevent.spawn(arrive, rounds)
     call(lambda: batch.extend(arrived))
-    assert batch == [0, 100, 200]
+    assert batch == [0, 10_000, 20_000]
