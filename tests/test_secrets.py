@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 
 from tests.support.server import SHORT, STORED, TOKEN, Server
-from tests.support.wire import HEAD, answers, post
+from tests.support.wire import CHUNKED, HEAD, answers, post
 
 TRIGGER = (
     "CREATE TRIGGER refuse BEFORE INSERT ON plants WHEN NEW.name = 'canary-bad' "
@@ -23,7 +23,7 @@ REQUESTS = [
     (409, post({**PLANT, "tag": "canary-other"})),
     (400, post({"id": "canary", "name": "canary\0"})),
     (400, post({**PLANT, "id": 8, "name": "canary-bad"})),
-    (400, HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n1canary"),
+    (400, HEAD + CHUNKED + b"1\r\n1canary"),
     (400, post(PLANT, b"Authorization Bearer " + CANARY)),
     (400, CANARY + b" " + post(PLANT)),
     (400, CANARY + b"\r\n\r\n"),

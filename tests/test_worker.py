@@ -22,6 +22,7 @@ from tests.support.wire import (
     HALF_A_BODY,
     HEAD,
     MONSTERA,
+    NOWHERE,
     Writers,
     new_plant,
     post,
@@ -30,8 +31,6 @@ from tests.support.wire import (
     statuses,
 )
 from worker import ROOM, Client
-
-NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def begin(client: socket.socket, plant: object) -> socket.socket:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.ci.test_bare_machine import IGNORED
 from tests.support.pages import PAGES
 from tests.support.server import ROOT
 
@@ -18,7 +19,6 @@ PATCHES = {  # by the command that docs/code.md has for the tests
 }
 # Those of README's tests that know what is stored.
 OTHERS = [f"tests/test_{name}.py" for name in ("app", "openapi", "plant", "sqlite", "storage")]
-IGNORED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "plants.db*")
 
 
 def test_the_page_has_these_commands():

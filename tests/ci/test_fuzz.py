@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.server import HEADERS, PATIENT, STORED, TOKEN
-from tests.support.wire import HEAD, answers, chunked, post
+from tests.support.wire import CHUNKED, HEAD, answers, chunked, post
 
 EDGES = [-(2**63), -(2**53) - 1, -(2**53), 2**31, 2**53, 2**53 + 1, 2**63 - 1]
 IDS = st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 9)
@@ -23,7 +23,7 @@ VALUES = st.recursive(
 )
 PLANT = b'{"id": 7, "name": "n\\u00e9", "tag": "\xc3\xa9", "x": [1.5, null]}'
 STRANGER = HEAD.replace(TOKEN.encode(), b"another")
-CHUNKED = STRANGER + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(PLANT, b"")
+IN_CHUNKS = STRANGER + CHUNKED + chunked(PLANT, b"")
 LINES = [b"Expect: 100-continue\r\n", b"Content-Length: 0\r\n", b"\r\n", b"\r", b"\0"]
 
 
@@ -90,7 +90,7 @@ def test_any_bytes_are_a_plant_or_an_error(client):
 def test_any_bytes_over_a_socket_are_answered_with_errors_and_let_nobody_in(serve, stored):
     """Requests with a part that is something else, and several of them in a row."""
     server = serve(PATIENT, WEB_CONCURRENCY="1")
-    parts = changed(post(PLANT, head=STRANGER), CHUNKED) | st.binary(max_size=20)
+    parts = changed(post(PLANT, head=STRANGER), IN_CHUNKS) | st.binary(max_size=20)
 
     @made_up(1000, st.lists(parts, max_size=3).map(b"".join))
     def check(data):

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from tests.support.server import PATIENT, SHORT, STORED, memory, wait_until
-from tests.support.wire import BASIC, GET, HALF_A_BODY, HEAD, MONSTERA, new_plant, post
-from tests.test_worker import NOWHERE, is_cut
+from tests.support.wire import BASIC, GET, HALF_A_BODY, HEAD, MONSTERA, NOWHERE, new_plant, post
+from tests.test_worker import is_cut
 
 LONG = GET + (b"X: " + b"x" * 995 + b"\r\n") * 15
 KINDS = {  # what they send at first, and then again and again; they read nothing

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.server import STORED, Server, memory
-from tests.support.wire import post
+from tests.support.wire import CLOSE, NOWHERE, post
 
 CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
 
@@ -13,7 +13,7 @@ CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
 def post_all(server: Server, bodies: Iterable[bytes]) -> list[int]:
     """Post bodies over connections that send all their requests at once; return the statuses."""
     requests = [post(body) for body in bodies]
-    last = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    last = NOWHERE.replace(b"\r\n\r\n", CLOSE + b"\r\n")
     batches = [b"".join(requests[i : i + EACH]) + last for i in range(0, len(requests), EACH)]
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         answers = b"".join(pool.map(server.send, batches))

@@ -23,6 +23,7 @@ BASIC = HEAD.replace(b"Bearer", b"Basic")  # which gets a 401
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 CLOSE = b"\r\nConnection: close\r\n"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"  # which gets a 404
 
 
 def new_plant(**members: Any) -> dict[str, Any]:
