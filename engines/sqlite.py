@@ -79,7 +79,7 @@ class SQLiteEngine(Engine):
             f"file:{quote(os.fsencode(self._path))}?mode=rw",
             isolation_level=None,
             check_same_thread=False,
-            cached_statements=0,  # each would keep the plants that it was last used for
+            cached_statements=1,  # each keeps the plants of its last batch
             uri=True,
         )
         try:

@@ -190,7 +190,7 @@ def test_closing_waits_for_the_lock_and_stores_what_is_in_the_queue(storage, dat
 
 
 def test_no_plant_stays_in_memory(storage):
-    """Not even in a statement, each of which Python's module would keep as it was last used."""
+    """Python's module keeps statements as they were last used: here no more than one."""
     before = memory(os.getpid())
     for count in range(2, 80, 2):
         storage.add(Plant(-count, "x" * 1_200_000))
