@@ -1,14 +1,17 @@
-"""Clients that are slow, rude or too many: hundreds of each kind keep nobody out."""
+"""Clients that are slow, rude or too many keep nobody out, and leave nothing in memory."""
 
+import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from tests.support.server import PATIENT, SHORT, STORED, memory, wait_until
+from tests.support.server import PATIENT, SHORT, STORED, Server, memory, wait_until
 from tests.support.wire import BASIC, GET, HALF_A_BODY, HEAD, MONSTERA, NOWHERE, new_plant, post
 from tests.test_worker import is_cut
 
-LONG = GET + (b"X: " + b"x" * 995 + b"\r\n") * 15
+CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
 KINDS = {  # what they send at first, and then again and again; they read nothing
     "nothing": (b"", b""),
     "half a head": (b"POST /pl", b""),
@@ -16,7 +19,6 @@ KINDS = {  # what they send at first, and then again and again; they read nothin
     "idle": (NOWHERE, b""),
     "a refused body without its last byte": (post(b"x" * 65536, head=BASIC)[:-1], b""),
     "a byte at a time": (HEAD, b"x"),
-    "a long head, then a byte at a time": (LONG, b"x"),
     "holding the connection after the answer": (GET + b"Connection: close\r\n\r\n", b"x"),
     "pipelining": ((GET + b"\r\n") * 30, b"x"),
     "taking no 100 Continue": ((GET + b"Expect: 100-continue\r\n\r\n") * 130, b"x"),
@@ -66,3 +68,35 @@ def test_more_clients_than_there_is_room_for_keep_nobody_out(serve, send, kind):
         assert server.post(new_plant())[0] == STORED
     assert server.workers(1) == [worker]
     assert memory(worker) - before < 50  # MiB: a connection may send 32 KiB
+
+
+def post_all(server: Server, bodies: list[bytes]) -> list[int]:
+    """Post bodies over connections that send all their requests at once; return the statuses."""
+    requests = list(map(post, bodies))
+    batches = [b"".join(requests[i : i + EACH]) for i in range(0, len(requests), EACH)]
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        answers = b"".join(pool.map(partial(server.send, ends=True), batches))
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answers)]
+
+
+def test_memory_does_not_grow_with_what_was_stored_or_refused(serve):
+    """15,000 plants, then as many refusals and 5,000 connections; it starts from some of each."""
+    server = serve()
+
+    def store(first: int, end: int) -> list[float]:
+        plants = [b'{"id": %d, "name": "Monstera"}' % number for number in range(first, end)]
+        assert post_all(server, plants).count(STORED) == end - first
+        return list(map(memory, server.workers()))
+
+    def refuse() -> list[float]:
+        for _ in range(5_000):
+            server.connect().close()
+        bodies = (b'{"id": %d, "name": 5}', b'{"id": %d, "name": "another"}', b"%d nonsense")
+        answers = post_all(server, [body % number for body in bodies for number in range(5_000)])
+        assert (answers.count(400), answers.count(409)) == (10_000, 5_000)
+        return list(map(memory, server.workers()))
+
+    store(0, 5_000)
+    before, *stages = refuse(), store(5_000, 20_000), refuse()
+    grown = max(now - then for stage in stages for now, then in zip(stage, before, strict=True))
+    assert grown < 5
