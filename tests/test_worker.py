@@ -6,7 +6,6 @@ import re
 import select
 import signal
 import socket
-import struct
 import time
 from pathlib import Path
 
@@ -58,23 +57,13 @@ def test_headers_of_a_proxy_change_nothing(server):
 
 
 def test_a_head_with_too_many_parts_is_refused(server):
-    """64 lines and 32 KiB, but no more."""
+    """64 lines and 32 KiB, but no more, whatever the request before it had."""
     get = GET + b"Connection: close\r\n"
     lines = get + b"X: a\r\n" * 61 + b"X: a"
     large = (get + (b"X: " + b"x" * 8000 + b"\r\n") * 4 + b"X: ").ljust(ROOM - 4, b"x")
     for head, more in ((lines, b"\r\nX: a"), (large, b"x")):
-        assert statuses(server.send(head + b"\r\n\r\n")) == [200]
+        assert statuses(server.send(NOWHERE + head + b"\r\n\r\n")) == [404, 200]
         refused(server.send(head + more + b"\r\n\r\n"), 431)
-
-
-def test_an_answer_is_one_write(server):
-    """Each further one is a system call and a packet more. What requests may take is not shared."""
-    with server.connect() as client:
-        for _ in range(9):
-            client.sendall(GET + b"X: " + b"x" * (ROOM // 8) + b"\r\n\r\n")
-            receive_answer(client)
-        info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
-    assert struct.unpack_from("I", info, 152) == (9,)  # tcpi_data_segs_in of linux/tcp.h
 
 
 def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server, send):
@@ -198,16 +187,11 @@ def test_a_stop_under_load_drops_nothing(serve, database, send):
     assert read_names(server.url) == writers.acknowledged | {plant["id"]: plant["name"]}
 
 
-def test_a_stop_waits_for_the_storage_but_not_for_clients(serve, database, tmp_path, send):
+def test_a_stop_waits_for_the_storage_but_not_for_clients(serve, database, send):
     """By Ctrl+C, which all processes get."""
-    options = ["--keep-alive=600", "--graceful-timeout=600", f"--bind=unix:{tmp_path}/socket"]
-    server = serve(SHORT, *options, WEB_CONCURRENCY="1")
+    server = serve(SHORT, "--keep-alive=600", "--graceful-timeout=600", WEB_CONCURRENCY="1")
     idle = send(server, NOWHERE)
     assert statuses(receive_answer(idle)) == [404]
-    with socket.socket(socket.AF_UNIX) as local:  # which has no address for the log
-        local.connect(f"{tmp_path}/socket")
-        local.sendall(b"no request\r\n\r\n")
-        refused(receive(local), 400)
     with lock_held(database):
         working = begin(send(server), MONSTERA)
         working.sendall(post(MONSTERA)[-9:])

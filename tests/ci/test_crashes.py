@@ -49,10 +49,10 @@ class Trace:
         return [call for call in writes if part in call.text]
 
     def answers(self, request_id: str, status: str) -> list[Call]:
-        """The answers to requests with this id whose status begins so."""
+        """The answers to requests with this id whose status begins so, each in one piece."""
         head, line = f'"HTTP/1.1 {status}', rf"X-Request-ID: {request_id}\r\n"
         answers = [call for call in self.calls if call.name == "sendto" and head in call.text]
-        return [call for call in answers if line in call.text]
+        return [call for call in answers if line in call.text and '}\\n", ' in call.text]
 
     def has_sync(self, begin: int, end: int) -> bool:
         """Whether the WAL was synced, from begin to end of it, between two lines."""
