@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import time
 from collections.abc import Callable
 
@@ -26,6 +25,7 @@ MISTAKES = {
     '{\n"id": x}': f"{UNREADABLE}Expecting value at line 2, column 7",
     '{"id": 1, "name": "n"} {}': f"{UNREADABLE}Extra data at line 1, column 24",
     "\ufeff{}": f"{UNREADABLE}Expecting value at line 1, column 1",  # a byte order mark
+    '{"id": \udcff}': "the plant is not UTF-8: invalid start byte at byte 7",
     '{"id": -Infinity, "name": "n"}': "the plant is not JSON, which has no NaN and no Infinity",
     '{"id": 1, "\\u0069d": 2, "name": "n"}': TWICE,
     '{"x": [[[[[{"a": 1, "a": 1}]]]]]}': TWICE,
@@ -64,11 +64,7 @@ def refusal(body: bytes) -> str | None:
 
 @pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[-44:])
 def test_what_is_no_plant_is_told_in_words_of_json_that_repeat_nothing(text):
-    assert refusal(text.encode()) == MISTAKES[text]
-
-
-def test_what_is_not_utf_8_is_told_with_its_place():
-    assert re.fullmatch("the plant is not UTF-8: .+ at byte 7", refusal(b'{"id": \xff}'))
+    assert refusal(text.encode("utf-8", "surrogateescape")) == MISTAKES[text]
 
 
 NO_JSON = [b"[1,]", b"{a: 1}", b"'a'", b"/**/1", b"\xc2\xa01", b'"new\nline"', rb'"\x00"']

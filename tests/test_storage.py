@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
-from typing import NoReturn
+from unittest.mock import Mock
 
 import gevent
 import pytest
@@ -21,10 +21,6 @@ from tests.support.storage import queue_up, run_in_processes
 ZERO = Plant(0, "zero")
 FAULTS = {"rejected": Rejected("against a constraint"), "locked": Locked("its row is locked")}
 FULL = Unavailable("disk full")
-
-
-def fail(error: Exception) -> NoReturn:
-    raise error
 
 
 class MemoryEngine(Engine):
@@ -170,7 +166,7 @@ def test_who_gives_up_leaves_the_queue(memory, engine, monkeypatch):
 def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, name, failure):
     """One that is stored or found proves it; where all are at fault, a write of its own decides."""
     batch, fault, writes = plants(1, name=name) if name else [], FAULTS.get(name), name != "n"
-    engine.before_check = partial(fail, failure) if failure else engine.before_check
+    engine.before_check = Mock(side_effect=failure)
     outcomes = kinds(queue_together(memory, *batch, *[None] * 5))
     assert outcomes[:-5] == [fault and type(fault)] * len(batch)
     assert outcomes[-5:] == [failure and type(failure) if writes else None] * 5
@@ -185,7 +181,7 @@ def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine):
         engine.now += seconds
         memory.check(PATIENCE)
         assert engine.inserts.count([]) == writes
-    engine.before_plants = engine.before_check = partial(fail, FULL)
+    engine.before_plants = engine.before_check = Mock(side_effect=FULL)
     for use in (lambda: memory.add(ZERO), lambda: memory.check(PATIENCE)):
         with pytest.raises(Unavailable, match="disk full"):
             use()

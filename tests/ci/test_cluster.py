@@ -83,8 +83,7 @@ def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_u
 @pytest.fixture
 def pooled_url(postgresql) -> Iterator[str]:
     """The URL of a PgBouncer in transaction mode, for a role whose commits do not wait."""
-    postgresql.execute("CREATE ROLE pooled LOGIN")
-    postgresql.execute("ALTER ROLE pooled SET synchronous_commit = off")
+    postgresql.execute("CREATE ROLE pooled LOGIN; ALTER ROLE pooled SET synchronous_commit = off")
     postgresql.execute("CREATE DATABASE pooled OWNER pooled")
     (settings := postgresql.folder / "settings").write_text(
         f"[databases]\npooled = host={postgresql.folder} user=pooled\n"

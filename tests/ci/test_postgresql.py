@@ -55,9 +55,6 @@ def sessions(postgresql: PostgreSQL, connection: psycopg.Connection) -> Callable
     return lambda *wanted: [pid for pid, *has in postgresql.execute(query) if {*wanted} <= {*has}]
 
 
-# the URL, the table and its rights
-
-
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
 def test_a_url_is_what_libpq_takes(open_storage, connection, url, tmp_path, scheme):
     """Several hosts of which one answers, a schema, an encoding that has not all characters."""
@@ -96,8 +93,6 @@ def test_a_role_needs_three_rights_and_no_others(open_storage, connection, url):
     storage.add(Plant(7, "Monstera"))
 
 
-# plants that are refused
-
 RULES = """
     ALTER TABLE plants ADD CONSTRAINT known CHECK (tag <> 'unknown');
     CREATE UNIQUE INDEX single ON plants (tag) WHERE tag = 'taken';
@@ -131,9 +126,6 @@ def test_plants_that_the_database_refuses_fail_alone(serve, connection, pool):
     assert server.health() == 200
     assert "secret" not in server.out + server.err
     assert [reason for reason in REASONS.values() if reason not in server.out] == []
-
-
-# locks
 
 
 @pytest.mark.parametrize(
@@ -171,9 +163,6 @@ def test_while_somebody_makes_or_locks_the_table_health_checks_fail_too(serve, c
         wait_until(lambda: server.health() == 503)
     wait_until(lambda: server.health() == 200)
     assert server.post(MONSTERA)[0] == STORED
-
-
-# servers that are away, or hang
 
 
 def test_a_server_that_is_away_or_hangs_is_a_503_and_comes_back_by_itself(serve):

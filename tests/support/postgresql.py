@@ -40,13 +40,8 @@ class PostgreSQL:
         make = ["initdb", "-U", USER, "-A", "trust", "-N", "--encoding=UTF8", "--locale=C"]
         if primary:
             make = ["pg_basebackup", "-h", primary.folder, "-U", USER, "-R", "-c", "fast", "-N"]
-        subprocess.run(
-            [*make, "-D", self._data],
-            check=True,
-            timeout=PATIENCE,
-            stdout=subprocess.DEVNULL,
-            **OPTIONS,
-        )
+        make += ["-D", self._data]
+        subprocess.run(make, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL, **OPTIONS)
 
     def __enter__(self) -> "PostgreSQL":
         command = ["postgres", "-D", self._data, "-F", "-h", "", "-k", self.folder]
