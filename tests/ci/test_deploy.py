@@ -78,7 +78,7 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     try:
         machine = Machine(root, wait_until(lambda: find_systemd(nspawn.pid)))
         machine.run(f"until test -S /run/systemd/private; do sleep 0.1; done\n{UPSTREAM}")
-        install = "\n".join(INSTALL).replace("ADDRESS", "/srv/upstream")
+        install = "\n".join(["umask 27", *INSTALL]).replace("ADDRESS", "/srv/upstream")
         machine.run(install.replace("HOST.EXAMPLE.ORG", "plants.localhost"))
         machine.run(f"echo {quote(SITE)} >>/etc/caddy/Caddyfile; systemctl reload caddy")
         yield machine
