@@ -138,7 +138,7 @@ _BY_ID = {schema["$id"]: schema for schema in SCHEMAS.values()}
 _VALIDATOR = Draft201909Validator(
     SCHEMAS["new-plant"], registry=Registry[Any]().with_contents(_BY_ID.items())
 )
-# 2 us a plant; what it refuses, the validator decides and explains, which takes 50.
+# 2 us a plant; what it refuses, the validator decides and explains in 50.
 _check_quickly: Callable[[Any], Any] = fastjsonschema.compile(
     SCHEMAS["new-plant"], {"https": _BY_ID.__getitem__}, use_default=False, use_formats=False
 )

@@ -53,14 +53,14 @@ class SQLiteEngine(Engine):
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         rows = ", ".join([ROW] * len(plants))
+        statement = INSERT.format(rows=rows) if plants else TRY_A_WRITE
         values = [value for plant in plants for value in plant]
         with explained(self._path):
             connection = self._connection = self._connection or self._open()
-            found = connection.execute(INSERT.format(rows=rows) if plants else TRY_A_WRITE, values)
-            stored = {plant.id: plant for plant in map(Plant._make, found)}  # the last row commits
-            if find_files(self._path) != self._files:  # what is stored is lost: nobody gets a 200
+            found = connection.execute(statement, values).fetchall()  # the last row commits
+            if find_files(self._path) != self._files:  # what is stored is lost
                 raise Unavailable(f"{self._path} was deleted or replaced: see docs/data.md")
-        return stored
+        return {plant.id: plant for plant in map(Plant._make, found)}
 
     def close(self) -> None:
         if self._connection:
@@ -75,13 +75,13 @@ class SQLiteEngine(Engine):
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
         before = os.stat(self._path)
+        url = f"file:{quote(os.fsencode(self._path))}?mode=rw"
+        # Each of the cached statements keeps its last batch.
         connection = sqlite3.connect(
-            f"file:{quote(os.fsencode(self._path))}?mode=rw",
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=1,  # each keeps the plants of its last batch
-            uri=True,
+            url, uri=True, isolation_level=None, check_same_thread=False, cached_statements=1
         )
+        # What is not UTF-8 equals no plant, and fails no batch.
+        connection.text_factory = lambda text: text.decode(errors="surrogateescape")
         try:
             self._prepare(connection)
             self._files = find_files(self._path)
@@ -119,7 +119,7 @@ def find_files(path: str) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn an error of SQLite's or the system's into ours: one line, nothing of a plant."""
+    """Turn SQLite's and the system's errors into ours: one line, without plants."""
     try:
         yield
     except sqlite3.IntegrityError as error:  # whose message may quote a plant
