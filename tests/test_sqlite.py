@@ -16,7 +16,7 @@ import pytest
 from engines.sqlite import SQLiteEngine
 from plant import Plant
 from storage import Unavailable
-from tests.support.server import PATIENCE, memory, stops_in_one_line
+from tests.support.server import PATIENCE, fails_with, memory
 from tests.support.storage import lock_held, queue_up, read_names, run_in_processes
 
 ONE, TWO = Plant(1, "one"), Plant(2, "two")
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_ours_ends_the_start_in_one_line(serve, database, con
     else:
         execute(database, content)
     before = database.read_bytes()
-    stops_in_one_line(serve(command=[sys.executable, "start.py"]), words)
+    fails_with(serve(command=[sys.executable, "start.py"]), words)
     assert database.read_bytes() == before
 
 
@@ -163,13 +163,17 @@ def test_while_another_program_checkpoints_nothing_is_answered_for(engine, datab
             run_in_processes(insert)
 
 
-def test_what_an_operator_added_refuses_a_plant_and_harms_no_other(storage, database, stored):
+def test_what_others_put_there_refuses_a_plant_and_harms_no_other(storage, database, stored):
     """The plant is at fault, neither the file nor the batch, and nothing of it is repeated."""
-    execute(database, "CREATE UNIQUE INDEX single ON plants (name)")
+    latin_1 = "INSERT INTO plants VALUES (4, CAST(x'6fff' AS TEXT), NULL)"
+    execute(database, f"CREATE UNIQUE INDEX single ON plants (name); {latin_1}")
     with lock_held(database):
-        requests = [queue_up(storage.add, plant) for plant in (ONE, Plant(3, "one"), TWO)]
+        plants = ONE, Plant(3, "one"), Plant(4, "four"), TWO
+        requests = [queue_up(storage.add, plant) for plant in plants]
     refused = "Rejected('SQLite: SQLITE_CONSTRAINT_UNIQUE')"
-    assert [repr(each.exception(PATIENCE)) for each in requests] == ["None", refused, "None"]
+    taken = "Conflict('id: is taken by another plant, which stays as it is')"
+    assert [repr(each.exception(PATIENCE)) for each in requests] == ["None", refused, taken, "None"]
+    execute(database, "DELETE FROM plants WHERE id = 4")  # which nobody has locked
     assert [number for number, *_ in stored()] == [1, 2]
 
 

@@ -9,16 +9,7 @@ import sys
 import pytest
 
 from start import get_storage
-from tests.support.server import (
-    HERE,
-    LOG_LINE,
-    PATIENT,
-    ROOT,
-    STORED,
-    free_port,
-    stops_in_one_line,
-    wait_until,
-)
+from tests.support.server import HERE, PATIENT, ROOT, STORED, fails_with, free_port, wait_until
 from tests.support.storage import locked
 from tests.support.wire import HEAD, MONSTERA
 
@@ -55,7 +46,7 @@ def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
             f"plants can't be stored in SQLite .* in {database}.*: database is locked": serve(),
         }
         for words, server in servers.items():
-            stops_in_one_line(server, words)
+            fails_with(server, words)
             assert server.wait() == 1
 
 
@@ -97,7 +88,7 @@ def test_a_stop_says_nothing_but_what_gunicorn_says(serve, database):
         assert server.health() == status
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.wait() == 0
-        (said,) = LOG_LINE.sub("", server.err).splitlines()
+        (said,) = server.said()
         assert re.fullmatch(words, said) and "secret-word" not in server.err + server.out
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import STORED, Server, stops_in_one_line, wait_until
+from tests.support.server import STORED, Server, fails_with, wait_until
 from tests.support.storage import read_names
 from tests.support.wire import Writers
 
@@ -132,6 +132,6 @@ def test_a_disk_that_takes_nothing_ends_the_start_in_one_line(serve, disk, state
         assert server.post({"id": 1, "name": "one"})[0] == STORED
         end(server)
     with state(disk):
-        stops_in_one_line(serve(), rf"plants\.db\S*: {words}")
+        fails_with(serve(), rf"plants\.db\S*: {words}")
     server = serve()
     assert server.post({"id": 1, "name": "another"})[0] == (409 if end else STORED)

@@ -103,6 +103,10 @@ class Server(contextlib.AbstractContextManager["Server"]):
         """What was written to standard error so far: gunicorn's log."""
         return (self._output / "err").read_text()
 
+    def said(self) -> list[str]:
+        """The lines of standard error, but those of gunicorn when all is well."""
+        return LOG_LINE.sub("", self.err).strip().splitlines()
+
     def logged(self, request_id: str) -> dict[str, Any]:
         """The line of the log for the request with this X-Request-ID, once it is there."""
         line = wait_until(lambda: re.search(rf'(?m)^.*"id": "{request_id}".*$', self.out))
@@ -176,12 +180,11 @@ class Server(contextlib.AbstractContextManager["Server"]):
         self.wait()
 
 
-def stops_in_one_line(server: Server, words: str) -> None:
+def fails_with(server: Server, words: str) -> None:
     """Assert that a start fails with one line beside those of a log, which matches `words`."""
     assert server.wait() != 0
-    said = LOG_LINE.sub("", server.err).strip()
-    assert len(said.splitlines()) == 1, server.err
-    assert re.search(words, said, re.IGNORECASE), said
+    assert len(server.said()) == 1, server.err
+    assert re.search(words, server.said()[0], re.IGNORECASE), server.err
     assert "Booting worker" not in server.err
 
 
