@@ -165,7 +165,7 @@ def test_while_another_program_checkpoints_nothing_is_answered_for(engine, datab
 
 def test_what_others_put_there_refuses_a_plant_and_harms_no_other(storage, database, stored):
     """The plant is at fault, neither the file nor the batch, and nothing of it is repeated."""
-    latin_1 = "INSERT INTO plants VALUES (4, CAST(x'6fff' AS TEXT), NULL)"
+    latin_1 = "INSERT INTO plants (id, name) VALUES (4, CAST(x'6fff' AS TEXT))"
     execute(database, f"CREATE UNIQUE INDEX single ON plants (name); {latin_1}")
     with lock_held(database):
         plants = ONE, Plant(3, "one"), Plant(4, "four"), TWO
