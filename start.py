@@ -22,9 +22,8 @@ def get_app() -> App:
     """Return the application that the environment describes. Raises ValueError."""
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         raise ValueError(
-            "DATABASE_URL must be set where PORT is: to a PostgreSQL server, a file on a disk that "
-            "lasts, like sqlite:////data/plants.db, or, for a demo whose plants may be lost at "
-            "each deploy, sqlite:///plants.db"
+            "DATABASE_URL must be set where PORT is: to a PostgreSQL server, a file that lasts, "
+            "like sqlite:////data/plants.db, or, where it need not last, sqlite:///plants.db"
         )
     tokens = read_tokens()
     return create_app(get_storage(os.environ.get("DATABASE_URL", "sqlite:///plants.db")), tokens)

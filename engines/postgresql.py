@@ -97,10 +97,11 @@ def parse_url(url: str) -> dict[str, Any]:
         given = psycopg.conninfo.conninfo_to_dict(url)
     except (psycopg.ProgrammingError, UnicodeError) as error:
         # An @ behind the ? may be the end of a password.
-        if "URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
+        if "invalid URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
             wrong = f"DATABASE_URL: {error}".strip()
         raise ValueError(wrong) from None
-    if any("@" in str(given.get(name)) for name in ("host", "port", "dbname")):  # so may an @ here
+    port = str(given.get("port", 0)).replace(",", "0")
+    if not port.isdecimal() or "@" in f"{given.get('host')}{given.get('dbname')}":  # as may these
         raise ValueError(wrong)
     return {
         "connect_timeout": 2,  # seconds, for each address

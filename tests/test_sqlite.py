@@ -168,7 +168,7 @@ def test_what_others_put_there_refuses_a_plant_and_harms_no_other(storage, datab
     latin_1 = "INSERT INTO plants (id, name) VALUES (4, CAST(x'6fff' AS TEXT))"
     execute(database, f"CREATE UNIQUE INDEX single ON plants (name); {latin_1}")
     with lock_held(database):
-        plants = ONE, Plant(3, "one"), Plant(4, "four"), TWO
+        plants = ONE, Plant(3, "one"), Plant(4, "o\ufffd"), TWO
         requests = [queue_up(storage.add, plant) for plant in plants]
     refused = "Rejected('SQLite: SQLITE_CONSTRAINT_UNIQUE')"
     taken = "Conflict('id: is taken by another plant, which stays as it is')"

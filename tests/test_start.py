@@ -59,7 +59,8 @@ WRONG_URLS = {  # and what is said of them; of a password nothing is repeated
     "postgresql://u:SECRET%@h/d": "percent-encoded",
     "postgresql://u:%a5SECRET@h/d": "percent-encoded",
     "postgresql://u:p/x?SECRET@h/d": "percent-encoded",
-    "postgresql://u:p@h:SECRET@h/d": "percent-encoded",
+    "postgresql://u:SECRET/d?host=/run": "percent-encoded",
+    "postgresql://u@h/d?password-SECRET": "percent-encoded",
     "postgresql://u:SECRET@h/d?pgbouncer=true": 'query parameter: "pgbouncer"',
 }
 
