@@ -49,10 +49,10 @@ os.environ.setdefault("PLANTS_TOKENS", new_token)  # one for all workers
 wsgi_app = "start:get_app()"
 worker_class = "worker.Worker"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2")) or sys.exit("WEB_CONCURRENCY must not be 0")
-limit_request_fields = 64
+limit_request_fields = 64  # enough for clients
 keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
 graceful_timeout = 25  # seconds for requests in flight at SIGTERM; platforms kill after 30
-control_socket_disable = True
+control_socket_disable = True  # nothing needs one
 forwarder_headers = ""  # a SCRIPT_NAME or PATH_INFO among the headers would change the path
 secure_scheme_headers: dict[str, str] = {}  # two that disagree would be a 400
 forwarded_allow_ips = "*"  # else each client's address is parsed

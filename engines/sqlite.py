@@ -76,7 +76,7 @@ class SQLiteEngine(Engine):
             trial.write(bytes(2**16))
         before = os.stat(self._path)
         url = f"file:{quote(os.fsencode(self._path))}?mode=rw"
-        # Each of the cached statements keeps its last batch.
+        # One cached statement, as each keeps its last batch.
         connection = sqlite3.connect(
             url, uri=True, isolation_level=None, check_same_thread=False, cached_statements=1
         )

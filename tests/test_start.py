@@ -52,7 +52,6 @@ def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
 
 WRONG_URLS = {  # and what is said of them; of a password nothing is repeated
     "mysql://h/d": "must name a file like ",
-    "sqlite:plants.db": "must name a file like ",
     "sqlite:///plants.db?mode=ro": "must name a file like ",
     "postgresql://u:p@SECRET@h/d": "percent-encoded",  # else it is taken for another part
     "postgresql://u:p/SECRET@h/d": "percent-encoded",

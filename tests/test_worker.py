@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gevent
 import pytest
+from gunicorn.http.errors import LimitRequestHeaders
 
 from tests.support.server import PATIENT, SHORT, STORED, receive, wait_until
 from tests.support.storage import lock_held, read_names
@@ -157,6 +158,16 @@ def test_what_has_come_before_a_client_is_cut_is_read():
         assert client.recv(2**13) == NOWHERE
         with pytest.raises(ConnectionResetError):
             client.recv(2**13)
+
+
+def test_a_request_takes_as_much_as_it_may_in_pieces_of_any_size():
+    near, far = gevent.socket.socketpair()
+    with near, far:
+        client = Client(near, limit=0)
+        far.sendall(bytes(ROOM + 1))
+        assert sum(len(client.recv(5000)) for _ in range(7)) == ROOM
+        with pytest.raises(LimitRequestHeaders):
+            client.recv(5000)
 
 
 def test_a_stop_under_load_drops_nothing(serve, database, send):

@@ -200,7 +200,7 @@ def docker(tmp_path) -> Iterator[Callable[[str], list[str]]]:
         buildah() {{ command buildah $places "$@"; }}
         docker-build() {{ buildah build --pull=never --format=docker --network=host "$@"; }}
         docker-exec() {{ buildah run {environment} --volume={volume}:/data "$@"; }}
-        docker-cp() {{ cp "{volume}${{1#plants:/data}}" "$2"; }}
+        docker-cp() {{ cp "$(buildah mount plants)${{1#plants:}}" "$2"; }}
         docker() {{ "docker-$@"; }}
     """
     yield lambda commands: ["bash", "-euc", f"{functions}\n{commands}"]

@@ -30,10 +30,8 @@ def send_on(client: socket.socket, data: bytes) -> bool:
     """Send more as far as that does not wait; return whether the connection is gone."""
     try:
         client.send(data, socket.MSG_DONTWAIT)
-    except ConnectionError:
-        return True
-    except BlockingIOError:
-        pass
+    except OSError as error:
+        return isinstance(error, ConnectionError)
     return False
 
 
