@@ -56,7 +56,7 @@ class PostgreSQLEngine(Engine):
         except (psycopg.Error, UnicodeError) as error:  # a host's name is too long for DNS
             is_lost = previous is not None and previous.closed
             self.close()
-            if is_lost:  # as by the server's restart: once more, on another
+            if is_lost:  # as after the server's restart: once more, on another
                 return self.insert(plants, lock_limit)
             raise Unavailable(str(error).partition("\n")[0]) from None
         except BaseException:  # ours, or a timeout: nobody knows what the connection still does
