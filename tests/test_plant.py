@@ -23,6 +23,8 @@ DEEP = "[" * 900 + "]" * 900  # what every parser takes
 MISTAKES = {
     "": "the plant is missing: nothing was sent",
     '{\n"id": x}': f"{UNREADABLE}Expecting value at line 2, column 7",
+    '{"id": 1, "name": "n"} {}': f"{UNREADABLE}Extra data at line 1, column 24",
+    "\ufeff{}": f"{UNREADABLE}Expecting value at line 1, column 1",  # a byte order mark
     '{"id": \udcff}': "the plant is not UTF-8: invalid start byte at byte 7",
     '{"id": -Infinity, "name": "n"}': "the plant is not JSON, which has no NaN and no Infinity",
     '{"id": 1, "\\u0069d": 2, "name": "n"}': TWICE,
@@ -68,7 +70,6 @@ def test_what_is_no_plant_is_told_in_words_of_json_that_repeat_nothing(text):
 NO_JSON = [b"[1,]", b"{a: 1}", b"'a'", b"/**/1", b"\xc2\xa01", b'"new\nline"', rb'"\x00"']
 NO_JSON += [b"01", b"+1", b"1.", b"0x42", b"1_000", b"\xef\xbc\x91", rb'"\u+123"', rb'"\u1_23"']
 NO_JSON += [b'"\xc0\xaf"', b'"\xed\xa0\x80"', *(f'"{each}"'.encode("utf-16") for each in "aé")]
-NO_JSON += [b"1 2", b"\xef\xbb\xbf1"]  # a byte order mark
 
 
 @pytest.mark.parametrize("text", NO_JSON)

@@ -217,7 +217,6 @@ def test_requests_that_have_arrived_share_a_batch(monkeypatch, call):
     """Also those that need some more rounds of the event loop."""
     monkeypatch.setattr("start.GATHER_LIMIT", PATIENCE)
     arrived: list[int] = []
-    batch: list[int] = []
 
     def arrive(rounds: int) -> None:
         for _ in range(rounds):
@@ -227,5 +226,5 @@ def test_requests_that_have_arrived_share_a_batch(monkeypatch, call):
 
     for rounds in 0, 50, 100:
         gevent.spawn(arrive, rounds)
-    call(lambda: batch.extend(arrived))
-    assert batch == [0, 50, 100]
+    call(lambda: arrived.append(-1))  # the batch is taken
+    assert arrived == [0, 50, 100, -1]

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from tests.ci.test_bare_machine import IGNORED
-from tests.support.pages import PAGES, command
+from tests.support.pages import SENTENCES, command
 from tests.support.server import ROOT
 
-PAGE = re.sub(r"\s+", " ", PAGES[ROOT / "docs/code.md"])
-COMMANDS = re.findall("`.venv/bin/pytest (docs/exercises/[^`]+)`", PAGE)
+COMMANDS = re.findall("`.venv/bin/pytest (docs/exercises/[^`]+)`", SENTENCES)
 PATCHES = [["field"], ["read"], ["read", "read-postgresql"]]  # one exercise begins with another
 # Those of README's tests that know what is stored.
 OTHERS = [f"tests/test_{name}.py" for name in ("app", "openapi", "plant", "sqlite", "storage")]

@@ -5,6 +5,7 @@ import re
 from tests.support.server import ROOT
 
 PAGES = {page: page.read_text("utf-8") for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+SENTENCES = re.sub(r"\s+", " ", "\n".join(PAGES.values()))  # without ends of lines
 BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")  # its language and its text
 
 
@@ -16,8 +17,7 @@ def block(language: str, beginning: str) -> str:
 
 def command(beginning: str) -> str:
     """The first command within a sentence that begins so."""
-    text = re.sub(r"\s+", " ", "\n".join(PAGES.values()))
-    return re.search(f"`({re.escape(beginning)}[^`]*)`", text)[1]
+    return re.search(f"`({re.escape(beginning)}[^`]*)`", SENTENCES)[1]
 
 
 def table(heading: str) -> list[list[str]]:

@@ -183,8 +183,8 @@ class Server(contextlib.AbstractContextManager["Server"]):
 def fails_with(server: Server, words: str) -> None:
     """Assert that a start fails with one line beside those of a log, which matches `words`."""
     assert server.wait() != 0
-    assert len(server.said()) == 1, server.err
-    assert re.search(words, server.said()[0], re.IGNORECASE), server.err
+    assert len(said := server.said()) == 1, server.err
+    assert re.search(words, said[0], re.IGNORECASE), said
     assert "Booting worker" not in server.err
 
 
