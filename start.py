@@ -1,19 +1,22 @@
-"""The wiring: what the environment says, made into a storage and an application."""
+"""The wiring: makes a storage and an application of what the environment says.
+
+gunicorn.conf.py runs it once before the workers. `python start.py` checks the settings by hand.
+"""
 
 import os
 import re
+import shlex
+import signal
 import sys
 from urllib.parse import unquote
 
-import gevent
-from gevent.util import wrap_errors
+# With PYTHONSAFEPATH, Python does not find the modules beside this file by itself.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from app import App, create_app
 from engines.sqlite import SQLiteEngine
-from storage import Function, Rejected, Storage, Unavailable
+from storage import Rejected, Storage, Unavailable
 
-GATHER_LIMIT = 0.001  # seconds that a batch waits for requests, which in a flood never end
-CALL_LIMIT = 8.0  # seconds for a batch on a server, connecting included
 START_LIMIT = 3.0  # seconds that the check at the start waits
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # a b64token (RFC 6750 section 2.1)
 
@@ -22,8 +25,9 @@ def get_app() -> App:
     """Return the application that the environment describes. Raises ValueError."""
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         raise ValueError(
-            "DATABASE_URL must be set where PORT is: to a PostgreSQL server, a file that lasts, "
-            "like sqlite:////data/plants.db, or, where it need not last, sqlite:///plants.db"
+            "PORT is set, so set DATABASE_URL too: to a PostgreSQL server, to a file on a disk "
+            "that persists across deploys, like sqlite:////data/plants.db, or, if plants may be "
+            "lost, to sqlite:///plants.db"
         )
     tokens = read_tokens()
     return create_app(get_storage(os.environ.get("DATABASE_URL", "sqlite:///plants.db")), tokens)
@@ -31,42 +35,42 @@ def get_app() -> App:
 
 def get_storage(url: str) -> Storage:
     """Return the storage that `url` names; its writer opens it. Raises ValueError."""
+    # Secrets often end in a line break.
+    url, untrimmed = url.strip(), url
     if url.startswith("sqlite:///") and "?" not in url:
-        return Storage(SQLiteEngine(unquote(url.removeprefix("sqlite:///"))), call_in_thread)
+        path, old_path = (unquote(each.removeprefix("sqlite:///")) for each in (url, untrimmed))
+        if path not in ("", ":memory:"):
+            require_no_old_file(path, old_path)
+            return Storage(SQLiteEngine(path))
     if url.startswith(("postgresql://", "postgres://")):
-        from engines.postgresql import PostgreSQLEngine  # SQLite does without psycopg
+        # Imported here, so that SQLite does without psycopg.
+        from engines.postgresql import PostgreSQLEngine
 
-        return Storage(PostgreSQLEngine(url), call_with_limit)
+        return Storage(PostgreSQLEngine(url))
     raise ValueError(
         "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
         "an absolute path) or a server like postgresql://user:password@host/database"
     )
 
 
-def call_in_thread(function: Function) -> None:
-    """Call what blocks in a real thread, as under gevent all others are greenlets."""
-    gather()
-    # The pool would print what is raised in it, with plants; so it is returned.
-    if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, function)):
-        raise error
+def require_no_old_file(path: str, old_path: str) -> None:
+    """Raise ValueError if there is a file whose name ends in white space of DATABASE_URL.
 
-
-def call_with_limit(function: Function) -> None:
-    """Call what waits cooperatively, under gevent for no longer than a batch may take."""
-    gather()
-    reason = "the server hangs, or waits for a standby or a lock of the table"
-    with gevent.Timeout(CALL_LIMIT, Unavailable(reason)):
-        function()
-
-
-def gather() -> None:
-    """Let all requests that have arrived go on first, to share a batch."""
-    with gevent.Timeout(GATHER_LIMIT, False):
-        gevent.idle()
+    Versions that did not ignore it made such files, whose plants would seem to be gone.
+    """
+    if path == old_path or not os.path.exists(old_path):
+        return
+    blanks = "[[:space:]]" * (len(old_path) - len(path))
+    names = [suffix for suffix in ("", "-wal") if os.path.exists(old_path + suffix)]
+    moves = [f"mv -n {shlex.quote(path)}{blanks}{end} {shlex.quote(path + end)}" for end in names]
+    raise ValueError(
+        "the name of the SQLite file ends in white space, which DATABASE_URL no longer adds to it; "
+        f"while nothing uses it, and if {path} does not exist, rename it: {' && '.join(moves)}"
+    )
 
 
 def read_tokens() -> list[str]:
-    """Return the tokens of PLANTS_TOKENS. Raises ValueError for a bad one, or none."""
+    """Return the tokens of PLANTS_TOKENS. Raises ValueError if there is none, or a bad one."""
     tokens = re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", ""))
     if not tokens or not all(map(TOKEN.fullmatch, tokens)):
         raise ValueError(
@@ -77,7 +81,8 @@ def read_tokens() -> list[str]:
 
 
 def main() -> None:
-    """Open or make the database, and say where it is; exit with 1 if that can't succeed."""
+    """Open or create the database, and say where it is; exit with 1 if that can't succeed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback.
     try:
         storage = get_app().config["storage"]
     except ValueError as error:
@@ -88,8 +93,10 @@ def main() -> None:
         report = f"plants are stored in {storage.engine.description}"
     except (Rejected, Unavailable) as error:
         report = f"plants can't be stored in {storage.engine.description}: {error}"
-        if isinstance(storage.engine, SQLiteEngine):  # only a server is waited for
+        if isinstance(storage.engine, SQLiteEngine):
             sys.exit(report)
+        # A server may come back by itself, and is the only thing that a start waits for.
+        report += "; starting anyway, answering 503 until it can"
     print(report, file=sys.stderr)
 
 

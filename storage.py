@@ -1,5 +1,6 @@
-"""The storage: once add() returns, the plant survives a power cut. No SQL, no HTTP."""
+"""The storage: stores plants durably, many of them with one commit. No SQL, no HTTP, no gevent."""
 
+import abc
 import contextlib
 import copy
 import math
@@ -8,55 +9,74 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from plant import Plant
 
-ADD_LIMIT = 10.0  # seconds that a request waits for its plant to be stored
-BATCH_LIMIT = 200  # plants; the commit of a larger batch would keep others waiting
-LOCK_LIMIT, PART_LOCK_LIMIT = 100, 1  # milliseconds that a batch, or a part, waits for a row
-
-Function = Callable[[], None]
+# How the time limits fit into each other: each one ends before the one around it, so that a request
+# learns the reason from the inside.
+#   10 s   a request waits for its plant to be stored (below). A health check waits 1.5 s (app.py).
+#    8 s   a batch takes on a server, connecting included (engines/postgresql.py).
+#    5 s   sqlite3 waits for a lock that another program holds, its own default. Our workers
+#          take turns by flock, which has no limit, so in that queue the 10 s apply.
+#    4 s   a server works on one statement (engines/postgresql.py).
+#    2 s   an address takes to let us connect (engines/postgresql.py), so three of four may be dead.
+ADD_LIMIT = 10.0  # seconds
+BATCH_LIMIT = 200  # plants; the commit of a larger batch would keep other requests waiting
+LOCK_LIMIT, PART_LOCK_LIMIT = 100, 1  # milliseconds that a batch, or a part of one, waits for a row
 
 
 class Conflict(Exception):
-    """Another plant has this id. It stays as it is."""
+    """The id belongs to a different plant, which was not changed."""
 
 
 class Rejected(Exception):
-    """The database never takes this plant: a constraint or a trigger is against it."""
+    """The database will never accept this plant: a constraint or a trigger forbids it."""
 
 
 class Unavailable(Exception):
-    """The plant is not known to be stored; storing it again is safe."""
+    """The plant may or may not have been stored. It is safe to store it again."""
 
 
 class Locked(Unavailable):
-    """Another transaction has locked the row of this plant."""
+    """The row of this plant can't be written now: it is locked, or access to it is denied."""
 
 
-class Engine(Protocol):
-    """A database with a table of plants, used by one thread at a time; its first use opens it."""
+class Engine(abc.ABC):
+    """A database with a table of plants. One thread at a time uses it; the first use opens it."""
 
-    description: str  # what the database is and where, without a password
+    description: str  # the database and its place, without a password
 
-    def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Keep other processes from writing meanwhile, if need be. Raises Unavailable."""
-        return contextlib.nullcontext()
+    @abc.abstractmethod
+    def run(self, store: Callable[[], None]) -> None:
+        """Call `store` so that waiting for this database stops no other request.
 
-    def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
-        """Store durably all plants whose id is new, or none; return what is there for each id.
-
-        Their ids are sorted, and differ. Without plants, it proves by as durable a write that they
-        could be stored. Raises Rejected, or Locked after `lock_limit` milliseconds, if one plant
-        may be at fault, else Unavailable.
+        Raises what `store` raises, and Unavailable if it takes too long.
         """
 
+    def locked(self) -> contextlib.AbstractContextManager[object]:
+        """Keep other processes of the service from writing, if need be. Raises Unavailable."""
+        return contextlib.nullcontext()
+
+    @abc.abstractmethod
+    def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
+        """Store all plants whose id is new, or none; return the stored plant for each id.
+
+        The plants are sorted by id, and no two have the same. Those that are new and those that
+        equal the stored ones are written, and are durable when this returns. Without plants, read
+        the end of the table, where the next plant would go, and write something as durably, to find
+        out whether plants could be stored.
+
+        Raises Unavailable. If one of the plants may be at fault, raises Rejected, or Locked after
+        `lock_limit` milliseconds.
+        """
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Close the connection, if there is one."""
 
 
-BUSY = Unavailable("the storage is busy or hangs")  # for who gives up before there is an outcome
+# An entry's outcome until the writer sets one.
+BUSY = Unavailable("the storage is busy or hangs")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,81 +89,96 @@ class Entry:
 
 
 class Storage:
-    """The plants in a database, for all threads of a process, until it is closed.
+    """The plants in a database. All threads of a process share it until it is closed.
 
-    One thread, the writer, stores what is queued as one batch: a commit takes as long for many.
+    A commit takes about as long for many plants as for one. So requests put their plants into a
+    queue, and one thread, the writer, stores everything that is queued as one batch.
     """
 
-    def __init__(self, engine: Engine, call: Callable[[Function], None]) -> None:
-        """Start the writer. `call` runs all that uses the engine, and raises what it raises."""
-        self.engine, self._call = engine, call
-        # The first entry makes the writer open the database before a request comes.
+    def __init__(self, engine: Engine) -> None:
+        """Start the writer, which opens the database."""
+        self.engine = engine
+        # The first entry is a health check, so that each worker opens the file at its start. An
+        # idle one might otherwise first open it after a deletion, and create an empty file.
         self._queue = deque([Entry(None)])
         self._batch: list[Entry] = []
-        self._wake_up = threading.Event()  # the writer has something to do
+        self._wake_up = threading.Event()  # set when there is something to do for the writer
         self._wake_up.set()
         self._is_closed = False
-        self._stored_at = -math.inf  # by time.monotonic(), unless a batch has failed since
+        # When plants were last stored, by time.monotonic(); forgotten when a batch fails.
+        self._stored_at = -math.inf
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
     def add(self, plant: Plant) -> None:
-        """Store `plant` durably, if it is not yet. Raises Conflict, Rejected or Unavailable."""
+        """Store `plant` durably, unless it already is. Raises Conflict, Rejected or Unavailable."""
         self._wait_for(Entry(plant), ADD_LIMIT)
 
     def check(self, limit: float) -> None:
-        """Raise Rejected or Unavailable if plants can't be stored; take `limit` seconds at most."""
-        # Anybody may ask, and each write is a sync: one of the last second is enough.
+        """Raise Rejected or Unavailable if no plant can be stored, or after `limit` seconds."""
+        # Anybody may ask, and each write costs a sync. So a write of the last second is enough.
         if time.monotonic() > self._stored_at + 1:
             self._wait_for(Entry(None), limit)
 
     def close(self) -> None:
-        """Store what is queued and close the connection, for good."""
+        """Store what is queued, and close the connection for good."""
         self._is_closed = True
         self._wake_up.set()
-        self._writer.join(5)  # seconds; the database may hang
+        self._writer.join(5)  # seconds; a database that hangs must not stop the process from ending
 
     def _wait_for(self, entry: Entry, limit: float) -> None:
+        """Queue `entry` and wait until the writer has set its outcome; raise its failure."""
+        if self._is_closed:  # The writer has ended, or will soon.
+            raise Unavailable("the storage is closed")
         self._queue.append(entry)
         self._wake_up.set()
         if not entry.done.wait(limit):
-            with contextlib.suppress(ValueError):  # it is being stored
+            # Withdraw it. If it is no longer in the queue, the writer is storing it.
+            with contextlib.suppress(ValueError):
                 self._queue.remove(entry)
-        if entry.failure:  # a copy, as a batch shares one, whose traceback would grow
+        if entry.failure:
+            # Raise a copy: the batch shares one exception, and every raise lengthens its traceback.
             raise copy.copy(entry.failure) from entry.failure
 
     def _write(self) -> None:
-        """Store one batch after the other, and wake those who wait for it."""
+        """Be the writer: store one batch after the other, and wake the requests that wait for it.
+
+        Whatever is raised fails a batch. It never ends the writer.
+        """
         while not self._is_closed or self._queue:
             self._wake_up.wait()
             self._wake_up.clear()
             while self._queue:
                 try:
-                    self._call(self._store_batch)
-                except Exception as error:  # its traceback keeps the batch; a copy has none
+                    self.engine.run(self._store_batch)
+                except Exception as error:
+                    # Keep no traceback: its frames hold the whole batch in memory. Other errors
+                    # than ours are bugs, and the log needs their traceback.
                     self._fail(copy.copy(error) if isinstance(error, Unavailable) else error)
                 for entry in self._batch:
                     entry.done.set()
-                self._batch = []  # nothing of it stays in memory
-        self._call(self.engine.close)
+                self._batch = []  # Keep nothing of it in memory until the next one.
+        self.engine.run(self.engine.close)
 
     def _store_batch(self) -> None:
-        """Store what is queued as one batch, once the lock is there."""
+        """Store what is queued as one batch, once no other process writes."""
         with self.engine.locked():
             self._take()
             self._store(self._batch)
 
     def _take(self) -> None:
-        """Move a batch out of the queue; requests that give up may empty it meanwhile."""
+        """Move entries from the queue into the batch."""
+        # Requests that give up take their entries out meanwhile, so the queue may become empty.
         with contextlib.suppress(IndexError):
             while len(self._batch) < BATCH_LIMIT:
                 self._batch.append(self._queue.popleft())
 
     def _store(self, entries: Sequence[Entry], lock_limit: int = LOCK_LIMIT) -> None:
-        """Store entries as one batch; if a plant may be at fault, each half alone."""
-        # Reversed: the first of an id wins. Sorted, or two batches with the same ids can deadlock.
+        """Store entries as one batch. If one plant may be at fault, store each half alone."""
+        # Reversed, so that of several plants with one id the first one wins.
         plants = {entry.plant.id: entry.plant for entry in reversed(entries) if entry.plant}
         try:
+            # Sorted, as two batches that lock the same rows in different orders can deadlock.
             stored = self.engine.insert(sorted(plants.values()), lock_limit)
         except (Locked, Rejected) as error:
             middle = len(entries) // 2
@@ -154,19 +189,34 @@ class Storage:
                 for entry in entries:
                     entry.failure = copy.copy(error)
             return
-        self._stored_at = time.monotonic()
+        # If every plant is a conflict, nothing was written, and that proves nothing.
+        has_written = not plants or any(stored.get(each) == plants[each] for each in plants)
+        if has_written:
+            self._stored_at = time.monotonic()
+        unproven = []
         for entry in entries:
-            if not entry.plant or entry.plant == stored.get(entry.plant.id):
+            plant = entry.plant
+            found = plant and stored.get(plant.id)
+            if found != plant:
+                entry.failure = (
+                    Conflict("id: already used by a different plant, which was not changed")
+                    if found
+                    else Rejected("it was not stored: a trigger keeps it out")
+                )
+            elif has_written and (not plant or plant == plants[plant.id]):
                 entry.failure = None
-            elif entry.plant.id in stored:
-                entry.failure = Conflict("id: is taken by another plant, which stays as it is")
             else:
-                entry.failure = Rejected("it was not stored: a trigger keeps it out")
+                # A health check among conflicts; or a plant that equals the stored one, but was not
+                # written, as a conflict with the same id came first.
+                unproven.append(entry)
+        if unproven:
+            self._store(unproven, PART_LOCK_LIMIT)
 
     def _fail(self, error: Exception) -> None:
-        """Let a batch fail, but for plants whose outcome is known."""
+        """Let the batch fail, except for plants whose outcome is already known."""
         self._stored_at = -math.inf
-        if not self._batch:  # without the lock or a thread, it was not taken
+        if not self._batch:
+            # It failed before it was taken from the queue: everything that is queued fails.
             self._take()
         for entry in self._batch:
             if entry.failure is BUSY:

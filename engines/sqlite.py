@@ -5,16 +5,21 @@ import fcntl
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import quote
 
+import gevent
+from gevent.util import wrap_errors
+
+from engines import gather
 from plant import Plant
 from storage import Engine, Rejected, Unavailable
 
 APPLICATION_ID = 0x504C4E54  # "PLNT"
-# A real write that changes nothing: BEGIN IMMEDIATE succeeds on read-only files.
+# Changes nothing, and yet writes to the file. BEGIN IMMEDIATE would succeed on a read-only file.
 TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
-# Without fullfsync, macOS leaves what is synced in the drive's memory.
+# Without fullfsync, macOS leaves synced data in the drive's volatile memory.
 PREPARE = f"""
     PRAGMA synchronous = FULL; PRAGMA fullfsync = ON;
     PRAGMA journal_size_limit = {2**23};  -- bytes of plants.db-wal that stay once it was larger
@@ -23,28 +28,47 @@ PREPARE = f"""
     {TRY_A_WRITE}; PRAGMA user_version = 1;
     COMMIT"""
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
-# What is there already is written too, so that it is synced.
-INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}}
-    ON CONFLICT (id) DO UPDATE SET id = plants.id RETURNING {COLUMNS}"""
+# A plant that equals the stored one is written once more, so that the sync covers it, too. There is
+# no RETURNING: a cursor that is read halfway keeps its transaction open, and all later plants would
+# be acknowledged, but lost. Without rows to fetch, the commit is part of the one step.
+INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
+    DO UPDATE SET id = plants.id WHERE name = excluded.name AND tag IS excluded.tag"""
+FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
+READ_THE_END = f"SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1"
 
 
 class SQLiteEngine(Engine):
-    """A connection to a file that several processes write to or checkpoint, one at a time."""
+    """A connection to a file that several processes write to and checkpoint, one at a time."""
 
     def __init__(self, path: str) -> None:
-        """Name a file; raise ValueError where no file can have this name."""
-        self._path = os.path.realpath(path)  # SQLite's other files are beside what a link leads to
+        """Name a file. Raises ValueError if no file can have this name."""
+        # SQLite keeps its other files beside the file that a link leads to.
+        self._path = os.path.realpath(path)
+        if os.path.isdir(self._path):
+            raise ValueError(f"DATABASE_URL must name a file, but {self._path} is a folder")
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
-        self._connection: sqlite3.Connection | None = None  # once open, it is never opened again
-        self._files: list[tuple[int, int]] = []  # those that it has open
+        self._connection: sqlite3.Connection | None = None  # once opened, it is never opened again
+        self._files: list[tuple[int, int]] = []  # the ids of the files that it has open
+
+    def run(self, store: Callable[[], None]) -> None:
+        """Call `store` in a real thread, as sqlite3 waits in C, where no greenlet could run."""
+        gather()
+        # The pool prints an error that is raised in it, with the plants in its message. So the
+        # function returns the error, and it is raised here.
+        if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, store)):
+            raise error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
+        """Let the workers of this host take turns."""
         # At SQLite's own lock, processes sleep for milliseconds, and before 3.51.3 it lets them
         # damage the file (sqlite.org/wal.html, "The WAL-Reset Bug").
-        name = f"{self._path}-lock"
-        with explained(name):
-            lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)  # whoever may read it can lock it
+        folder, name = os.path.dirname(self._path), f"{self._path}-lock"
+        if not os.path.isdir(folder):
+            raise Unavailable(f"the folder {folder} is missing; make it or correct DATABASE_URL")
+        with translate_errors(name):
+            # Private, since everybody who may read it can lock it.
+            lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
@@ -52,39 +76,63 @@ class SQLiteEngine(Engine):
                 os.close(lock)
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
-        rows = ", ".join([ROW] * len(plants))
-        statement = INSERT.format(rows=rows) if plants else TRY_A_WRITE
-        values = [value for plant in plants for value in plant]
-        with explained(self._path):
+        """Store plants as Engine says. SQLite locks no rows, so `lock_limit` has no meaning."""
+        with translate_errors(self._path):
             connection = self._connection = self._connection or self._open()
-            found = connection.execute(statement, values).fetchall()  # the last row commits
-            if find_files(self._path) != self._files:  # what is stored is lost
-                raise Unavailable(f"{self._path} was deleted or replaced: see docs/data.md")
-        return {plant.id: plant for plant in map(Plant._make, found)}
+            if plants:
+                stored = self._insert(connection, plants)
+            else:
+                stored = {}
+                connection.execute(READ_THE_END).fetchall()
+                connection.execute(TRY_A_WRITE)
+            if file_ids(self._path) != self._files:  # The commit went to files that are gone.
+                raise Unavailable(
+                    f"{self._path} was deleted or replaced; do not restart: see docs/data.md"
+                )
+        return stored
 
     def close(self) -> None:
         if self._connection:
-            with contextlib.suppress(Unavailable), self.locked():  # the last to close checkpoints
+            # The last connection to be closed checkpoints, so no other process may write meanwhile.
+            with contextlib.suppress(Unavailable), self.locked():
                 self._connection.close()
 
+    def _insert(
+        self, connection: sqlite3.Connection, plants: Sequence[Plant]
+    ) -> Mapping[int, Plant]:
+        """Write and commit plants; return the stored plant for each id."""
+        rows = ", ".join([ROW] * len(plants))
+        values = [value for plant in plants for value in plant]
+        if connection.execute(INSERT.format(rows=rows), values).rowcount == len(plants):
+            return {plant.id: plant for plant in plants}  # Each was new, or the same as before.
+        find = FIND.format(ids=", ".join("?" * len(plants)))
+        found = connection.execute(find, [plant.id for plant in plants]).fetchall()
+        return {plant.id: plant for plant in map(Plant._make, found)}
+
     def _open(self) -> sqlite3.Connection:
-        """Connect to the file, and make it first if there is none."""
+        """Connect to the file; create it first if there is none."""
+        if is_mount_point(self._path):
+            raise Unavailable(
+                f"{self._path} is mounted alone, and plants in {self._path}-wal would be lost; "
+                "mount its folder instead"
+            )
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
-        # Else a SIGBUS on a full disk, where SQLite maps 32 KiB of -shm.
+        # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
         before = os.stat(self._path)
         url = f"file:{quote(os.fsencode(self._path))}?mode=rw"
-        # One cached statement, as each keeps its last batch.
+        # Each cached statement keeps its last batch in memory, so cache only one.
         connection = sqlite3.connect(
             url, uri=True, isolation_level=None, check_same_thread=False, cached_statements=1
         )
-        # What is not UTF-8 equals no plant, and fails no batch.
+        # Rows that other programs wrote may not be UTF-8. Decode them to something that equals no
+        # plant, rather than fail the batch.
         connection.text_factory = lambda text: text.decode(errors="surrogateescape")
         try:
             self._prepare(connection)
-            self._files = find_files(self._path)
+            self._files = file_ids(self._path)
             if self._files[:1] != [(before.st_dev, before.st_ino)]:
                 raise Unavailable(f"{self._path} was replaced while it was opened")
         except BaseException:
@@ -93,36 +141,49 @@ class SQLiteEngine(Engine):
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the table if there is none, and all that is in the file durable."""
+        """Create the table if there is none, and make durable what is in the file."""
         (number,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if not tables:
             self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}, which is new"
         elif number != APPLICATION_ID:
-            raise Unavailable(f"{self._path} is another program's; correct DATABASE_URL")
+            raise Unavailable(f"{self._path} belongs to another program; correct DATABASE_URL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise Unavailable(f"{self._path}: no WAL mode on this file system; use a local disk")
         connection.executescript(PREPARE)
-        # A killed process may leave frames in the WAL that can be read but are not synced: a retry
-        # would get a 200 for them. The checkpoint syncs them first.
+        # A process whose sync failed, and that was then killed, leaves frames in the WAL that can
+        # be read. But the kernel may take their pages for clean, so that no later sync of the WAL
+        # brings them to the disk. We would append to them, a power cut would lose them, and SQLite
+        # would stop reading at the gap: plants behind it that were synced would be lost, too. The
+        # checkpoint copies the frames into the file and syncs that, so nothing depends on them.
+        # No test shows this, as it takes a disk that fails a sync and forgets the pages.
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
-            raise Unavailable(f"{self._path}: another program is at work on it")
+            raise Unavailable(f"{self._path}: another program is checkpointing it; stop that first")
 
 
-def find_files(path: str) -> list[tuple[int, int]]:
-    """Return device and inode of the file, its -wal and its -shm; none if one is missing."""
+def file_ids(path: str) -> list[tuple[int, int]]:
+    """Return device and inode of the file, its -wal and its -shm; nothing if one is missing."""
     with contextlib.suppress(FileNotFoundError):
         found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
         return [(each.st_dev, each.st_ino) for each in found]
     return []
 
 
+def is_mount_point(path: str) -> bool:
+    """Tell whether something is mounted at `path`, as a container's file may be (proc(5))."""
+    escaped = path.translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
+    with contextlib.suppress(FileNotFoundError):  # Only Linux has this list.
+        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
+        return os.fsencode(escaped) in [mount.split(b" ")[4] for mount in mounts]
+    return False
+
+
 @contextlib.contextmanager
-def explained(path: str) -> Iterator[None]:
-    """Turn SQLite's and the system's errors into ours: one line, without plants."""
+def translate_errors(path: str) -> Iterator[None]:
+    """Turn the errors of SQLite and of the system into ours: one line, without plants."""
     try:
         yield
-    except sqlite3.IntegrityError as error:  # whose message may quote a plant
+    except sqlite3.IntegrityError as error:  # Its message may quote a plant.
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
     except (sqlite3.Error, OSError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -78,7 +78,7 @@ def test_another_plant_with_the_id_is_a_409(client, stored):
     plants = [{"name": "n"}, {"name": "n", "tag": ""}, {"name": "n", "tag": "in"}, {"name": "n "}]
     for number, (first, other) in enumerate(itertools.permutations(plants, 2)):
         post(client, {"id": number, **first})
-        refused(post(client, {"id": number, **other}), 409, "id: is taken by another plant")
+        refused(post(client, {"id": number, **other}), 409, "id: already used by a different plant")
         assert stored()[number] == (number, first["name"], first.get("tag"))
 
 

@@ -53,8 +53,8 @@ def test_a_new_file_is_marked_as_ours_and_for_its_user_alone(engine, database):
 
 REFUSED = {
     "text": (b"Dear diary, " * 1000, "file is not a database"),
-    "no id": (TABLE, "is another program's; correct DATABASE_URL"),
-    "another id": (f"{SCHEMA}; PRAGMA application_id = 7", "is another program's"),
+    "no id": (TABLE, "belongs to another program; correct DATABASE_URL"),
+    "another id": (f"{SCHEMA}; PRAGMA application_id = 7", "belongs to another program"),
 }
 
 
@@ -124,7 +124,7 @@ def test_all_is_committed_before_the_files_are_looked_at(engine, url, monkeypatc
     """And before an error of what follows: nothing is left in a transaction that others join."""
     found = []
     engine.insert([ONE], 100)
-    monkeypatch.setattr("engines.sqlite.find_files", lambda _: found.append(read_names(url)))
+    monkeypatch.setattr("engines.sqlite.file_ids", lambda _: found.append(read_names(url)))
     with pytest.raises(Unavailable):
         engine.insert([TWO], 100)
     assert found == [{1: "one", 2: "two"}]
@@ -144,7 +144,7 @@ def test_no_plant_is_answered_for_into_the_void(storage, database, suffix, chang
         os.replace(kept, file)
     uses = [lambda: storage.add(ONE), lambda: storage.add(TWO), lambda: storage.check(PATIENCE)]
     for use in [*uses, *uses]:
-        with pytest.raises(Unavailable, match="deleted or replaced: see docs/data"):
+        with pytest.raises(Unavailable, match="deleted or replaced; do not restart: see docs/data"):
             use()
 
 
@@ -162,7 +162,7 @@ def test_while_another_program_checkpoints_nothing_is_answered_for(engine, datab
     """What a killed process left can't be synced then."""
 
     def insert() -> None:
-        with pytest.raises(Unavailable, match="another program is at work on it"):
+        with pytest.raises(Unavailable, match="another program is checkpointing it"):
             engine.insert([ONE], 100)
 
     execute(database, SCHEMA)
@@ -181,7 +181,7 @@ def test_what_others_put_there_refuses_a_plant_and_harms_no_other(storage, datab
         plants = ONE, Plant(3, "one"), Plant(4, "o\ufffd"), TWO
         requests = [queue_up(storage.add, plant) for plant in plants]
     refused = "Rejected('SQLite: SQLITE_CONSTRAINT_UNIQUE')"
-    taken = "Conflict('id: is taken by another plant, which stays as it is')"
+    taken = "Conflict('id: already used by a different plant, which was not changed')"
     assert [repr(each.exception(PATIENCE)) for each in requests] == ["None", refused, taken, "None"]
     execute(database, "DELETE FROM plants WHERE id = 4")  # which nobody has locked
     assert [number for number, *_ in stored()] == [1, 2]

@@ -40,9 +40,11 @@ def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
     with locked(database):
         servers = {
             "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe": serve(PLANTS_TOKENS="too-short"),
-            "DATABASE_URL must be set where PORT is": serve(DATABASE_URL=None, PORT="0"),
+            "PORT is set, so set DATABASE_URL too: ": serve(DATABASE_URL=None, PORT="0"),
             "WEB_CONCURRENCY must not be 0": serve(WEB_CONCURRENCY="0"),
-            f"{no_folder}: .*: Not a directory": serve(DATABASE_URL=f"sqlite:///{no_folder}"),
+            f"the folder {database} is missing; make it or correct DATABASE_URL": serve(
+                DATABASE_URL=f"sqlite:///{no_folder}"
+            ),
             f"plants can't be stored in SQLite .* in {database}.*: database is locked": serve(),
         }
         for words, server in servers.items():
@@ -83,7 +85,11 @@ def test_a_stop_says_nothing_but_what_gunicorn_says(serve, database):
     options = {"WEB_CONCURRENCY": "1"}
     for server, status, words in (
         (serve(**options), 200, f"plants are stored in SQLite .* in {database}, which is new"),
-        (serve(**options, DATABASE_URL=away), 503, "plants can't be stored in PostgreSQL: .*"),
+        (
+            serve(**options, DATABASE_URL=away),
+            503,
+            "plants can't be stored in PostgreSQL: .*; starting anyway, answering 503 until it can",
+        ),
     ):
         assert server.health() == status
         os.killpg(server.process.pid, signal.SIGINT)

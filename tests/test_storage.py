@@ -1,10 +1,9 @@
 """The group commit, over an engine in memory that does what it is told; then on a database."""
 
 import contextlib
-import operator
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -13,8 +12,10 @@ from unittest.mock import Mock
 import gevent
 import pytest
 
+from engines.postgresql import PostgreSQLEngine
+from engines.sqlite import SQLiteEngine
 from plant import Plant
-from start import call_in_thread, call_with_limit, get_storage
+from start import get_storage
 from storage import BATCH_LIMIT, Conflict, Engine, Locked, Rejected, Storage, Unavailable
 from tests.support.server import PATIENCE, wait_until
 from tests.support.storage import queue_up, run_in_processes
@@ -37,6 +38,9 @@ class MemoryEngine(Engine):
         self.before_batch = self.before_plants = self.before_check = lambda: None
         self.now = 100.0  # seconds
 
+    def run(self, store: Callable[[], None]) -> None:
+        store()
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         with self.lock:
@@ -53,6 +57,9 @@ class MemoryEngine(Engine):
         self.table = {plant.id: plant for plant in plants if plant.name != "ignored"} | self.table
         return self.table
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture
 def engine() -> MemoryEngine:
@@ -64,7 +71,7 @@ def memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     """A storage on that engine, opened some time ago, before any request; its clock is set."""
     monkeypatch.setattr("storage.time", SimpleNamespace(monotonic=lambda: engine.now))
     monkeypatch.setattr("storage.ADD_LIMIT", PATIENCE)
-    with contextlib.closing(Storage(engine, operator.call)) as storage:
+    with contextlib.closing(Storage(engine)) as storage:
         wait_until(lambda: engine.inserts == [[]])
         with engine.lock:
             engine.inserts.clear()
@@ -212,10 +219,12 @@ def test_many_threads_of_many_processes_store_all(url, stored):
     assert stored()[:-20] == [(n, str(n // 160), None) for n in range(640)]
 
 
-@pytest.mark.parametrize("call", [call_in_thread, call_with_limit])
-def test_requests_that_have_arrived_share_a_batch(monkeypatch, call):
+@pytest.mark.parametrize(
+    "engine", [SQLiteEngine("plants.db"), PostgreSQLEngine("postgresql:///")], ids=type
+)
+def test_requests_that_have_arrived_share_a_batch(monkeypatch, engine):
     """Also those that need some more rounds of the event loop."""
-    monkeypatch.setattr("start.GATHER_LIMIT", PATIENCE)
+    monkeypatch.setattr("engines.GATHER_LIMIT", PATIENCE)
     arrived: list[int] = []
 
     def arrive(rounds: int) -> None:
@@ -226,5 +235,5 @@ def test_requests_that_have_arrived_share_a_batch(monkeypatch, call):
 
     for rounds in 0, 50, 100:
         gevent.spawn(arrive, rounds)
-    call(lambda: arrived.append(-1))  # the batch is taken
+    engine.run(lambda: arrived.append(-1))  # the batch is taken
     assert arrived == [0, 50, 100, -1]
