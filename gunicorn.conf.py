@@ -1,4 +1,7 @@
-"""Settings of gunicorn, which reads this by itself, and what happens once at the start."""
+"""gunicorn's settings with their reasons, and what happens once at the start.
+
+gunicorn reads this file by itself in the folder where it is started.
+"""
 
 import os
 import secrets
@@ -6,53 +9,106 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
+from gunicorn.util import set_owner_process
+
+# The only values that worker.Worker supports. Other ones would make it speak another protocol.
+SUPPORTED: dict[str, Any] = {
+    "certfile": None,
+    "keyfile": None,
+    "proxy_protocol": "off",
+    "protocol": "http",
+}
+SUPPORTED |= {"http_protocols": ["h1"], "http2_cleartext": "off"}
+ADVICE = "leave that to a proxy or to the platform, or use --worker-class gevent"
 new_token = secrets.token_urlsafe(32)
 
 
 def on_starting(server: Any) -> None:
-    """Check the settings and open the database; exit if that fails."""
-    # In a process of its own: gevent has to patch a worker before that imports the service.
-    start = os.path.join(os.path.dirname(__file__), "start.py")
-    if subprocess.run([sys.executable, start]).returncode:
+    """Check the settings and open the database. Exit with one line if that fails."""
+    check_settings(server)
+    # Run start.py in a process of its own, since gevent has to patch a worker before the worker
+    # imports the service. `-c` works even with PYTHONSAFEPATH, which keeps a script's folder out
+    # of sys.path.
+    folder, cfg = os.path.dirname(os.path.abspath(__file__)), server.cfg
+    program = f"import sys; sys.path.insert(0, {folder!r}); import start; start.main()"
+    # Become the user that the workers become, who must be able to write the files that it makes.
+    become = partial(set_owner_process, cfg.uid, cfg.gid, cfg.initgroups)
+    try:
+        check = subprocess.run([sys.executable, "-c", program], preexec_fn=become)
+    except subprocess.SubprocessError:
+        sys.exit("--user and --group can't be set: start gunicorn as root, or leave them out")
+    if check.returncode:
         sys.exit(1)
 
 
+def check_settings(server: Any) -> None:
+    """Exit with one line if a setting would not do what gunicorn's documentation says."""
+    if server.cfg.preload_app:  # No worker class works with it.
+        sys.exit("--preload is not supported: the thread that stores plants would stay behind")
+    from worker import Worker  # gunicorn has added the folder to sys.path by now.
+
+    for name, value in SUPPORTED.items():
+        if issubclass(server.worker_class, Worker) and getattr(server.cfg, name) != value:
+            sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
+
+
 def when_ready(server: Any) -> None:
-    """Say how to store a plant, where the token is one that nobody else knows."""
-    address = str(server.LISTENERS[0]).replace("//0.0.0.0:", "//127.0.0.1:")
-    if os.environ["PLANTS_TOKENS"] == new_token:
-        sys.stderr.write(
-            "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
-            f"curl {shlex.quote(address)}/plants -H 'Content-Type: application/json' \\\n"
-            f"  -H 'Authorization: Bearer {new_token}' \\\n"
-            """  -d '{"id": 7, "name": "Monstera", "tag": "indoor"}'\n\n"""
-            f"A page to try it is at {address}/\n\n"
-        )
+    """Print how to store a plant, if the token was made for this run and nobody else knows it."""
+    if os.environ["PLANTS_TOKENS"] != new_token:
+        return
+    # With --reuse-port, each worker has listeners of its own.
+    listeners = server.LISTENERS or ["http://{}:{}".format(*server.cfg.address[0])]
+    address = str(listeners[0]).replace("//0.0.0.0:", "//127.0.0.1:").replace("[::]", "[::1]")
+    target, page = shlex.quote(address), f"A page to try it is at {address}/\n\n"
+    if address.startswith("unix:"):
+        path, page = shlex.quote(address.removeprefix("unix:")), ""
+        target = f"--unix-socket {path} http://localhost"
+    sys.stderr.write(
+        "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
+        f"curl {target}/plants -H 'Content-Type: application/json' \\\n"
+        f"  -H 'Authorization: Bearer {new_token}' \\\n"
+        f"""  -d '{{"id": 7, "name": "Monstera", "tag": "indoor"}}'\n\n{page}"""
+    )
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """Let signals end a worker that is still starting; the master's handlers keep it."""
+    """Let signals end a worker that is still starting. The master's handlers would ignore them."""
     for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
 
 
 def worker_exit(server: Any, worker: Any) -> None:
     """Store what is queued and close the database, while threads can still be started."""
-    if app := getattr(worker, "wsgi", None):  # else it has failed to start
+    if app := getattr(worker, "wsgi", None):  # A worker that failed to start has none.
         app.config["storage"].close()
 
 
-os.environ.setdefault("PLANTS_TOKENS", new_token)  # one for all workers
+os.environ.setdefault("PLANTS_TOKENS", new_token)  # One token for all workers.
 
 wsgi_app = "start:get_app()"
 worker_class = "worker.Worker"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2")) or sys.exit("WEB_CONCURRENCY must not be 0")
-limit_request_fields = 64  # enough for clients
-keepalive = 125  # seconds; longer than Caddy's 120, which would else meet a closed connection
-graceful_timeout = 25  # seconds for requests in flight at SIGTERM; platforms kill after 30
-control_socket_disable = True  # nothing needs one
-forwarder_headers = ""  # a SCRIPT_NAME or PATH_INFO among the headers would change the path
-secure_scheme_headers: dict[str, str] = {}  # two that disagree would be a 400
-forwarded_allow_ips = "*"  # else each client's address is parsed
+# Clients send far fewer headers. Each one costs time.
+limit_request_fields = 64
+# Seconds. Longer than Caddy's 120, or Caddy would sometimes use a connection that was just closed.
+keepalive = 125
+# Seconds for requests that have begun when SIGTERM arrives. Platforms kill the service after 30.
+graceful_timeout = 25
+# The parser of gunicorn_h1c, which gunicorn would take if it is installed, answers 400 in place of
+# 413 and 501.
+http_parser = "python"
+# Workers show with a file that they are alive. If it were on a disk that hangs, so would they, and
+# /healthz could not say so. On a read-only root there may be no other place for it.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+# Nothing here needs gunicorn's control socket.
+control_socket_disable = True
+# Let no header of a client change the path, as SCRIPT_NAME and PATH_INFO would.
+forwarder_headers = ""
+# Ignore proxies' scheme headers: gunicorn answers 400 if two of them disagree.
+secure_scheme_headers: dict[str, str] = {}
+# Trusts nobody: the two settings above leave no forwarded header to read. "*" only saves parsing
+# each client's address.
+forwarded_allow_ips = "*"

@@ -87,7 +87,7 @@ def test_without_one_host_every_request_is_a_400(client, host):
     """RFC 9112 section 3.2, before anything else; HTTP/1.0 may do without. Two come as a list."""
     request = TestRequest.blank("/", {"PATH_INFO": "//nothing"})
     del request.environ["HTTP_HOST"]
-    expected = {"HTTP/1.0": (404, "nothing at //nothing;"), "HTTP/1.1": (400, "Host must be")}
+    expected = {"HTTP/1.0": (404, "nothing at //nothing;"), "HTTP/1.1": (400, "exactly one Host")}
     for version, (status, words) in expected.items():
         request.environ |= {"SERVER_PROTOCOL": version, **host}
         refused(client.do_request(request, expect_errors=True), status, words)
@@ -166,7 +166,7 @@ def failing(failure):
 def test_nothing_from_inside_is_told(capfd):
     """Of a bug, the server gets the traceback, and the log says which error it was."""
     rejecting = failing(Rejected("SQLITE_CONSTRAINT"))
-    message = "the storage does not accept this plant; to send it again does not help"
+    message = "the database rejects this plant; retrying will not help"
     assert refused(post(rejecting, MONSTERA), 400) == message
     assert rejecting.get("/healthz", status=503).headers["Retry-After"] == "1"  # seconds
     answer = post(failing(ZeroDivisionError("from inside")), MONSTERA)
@@ -193,7 +193,7 @@ def test_the_log_has_a_line_of_json_for_each_request_that_no_request_can_forge(c
     post(client, MONSTERA)
     missing, plant = map(json.loads, capfd.readouterr().out.splitlines())
     assert (missing["request"], missing["status"], missing["id"]) == (f"GET {path}", 404, "mine")
-    assert list(plant) == ["time", "client", "request", "status", "seconds", "id"]
+    assert list(plant) == ["time", "client", "request", "status", "seconds", "id", "token"]
     assert (plant["request"], plant["status"]) == ("POST /plants", STORED)
     assert abs(datetime.now(UTC) - datetime.fromisoformat(plant["time"])) < timedelta(minutes=1)
 

@@ -11,7 +11,7 @@ from storage import ADD_LIMIT
 from tests.ci.test_docs import ELSEWHERE, TYPED
 from tests.support.pages import BLOCK, PAGES, table
 from tests.support.server import ROOT, TOKEN
-from worker import FULL, LAST_LIMIT, LIMIT
+from worker import EVICT_ABOVE, LINGER_TIMEOUT, REQUEST_TIMEOUT
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -49,8 +49,14 @@ def test_the_limits_are_those_that_are_stated(monkeypatch):
     assert storage.check.call_args.args[0] < 2  # what platforms wait for
     stated = str(table(r"what \| limit"))
     seconds = [float(limit) for limit in re.findall(r"'(\d+) seconds'", stated)]
-    assert seconds == [settings["keepalive"], LIMIT, LIMIT, LAST_LIMIT, ADD_LIMIT]
-    assert f"from {FULL * 1000:.0f} on" in stated
+    assert seconds == [
+        settings["keepalive"],
+        REQUEST_TIMEOUT,
+        REQUEST_TIMEOUT,
+        LINGER_TIMEOUT,
+        ADD_LIMIT,
+    ]
+    assert f"from {EVICT_ABOVE * 1000:.0f} on" in stated
     for_a_stop = f"have begun, for at most {settings['graceful_timeout']} seconds"
     assert for_a_stop in PAGES[ROOT / "docs/deploy.md"]
 

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from webtest import TestApp
 
-from plant import openapi
+from app import openapi
 from storage import Unavailable
 from tests.support.server import ROOT
 from tests.test_app import JSON, failing, post
@@ -27,6 +27,7 @@ PROVOKED = {
     "/plants 503": lambda _, plant: post(failing(Unavailable("away")), plant),
     "/healthz 200": lambda client, _: client.get("/healthz"),
     "/healthz 500": lambda *_: failing(ZeroDivisionError()).get("/healthz", expect_errors=True),
+    "/livez 200": lambda client, _: client.get("/livez"),
     "/healthz 503": lambda *_: failing(Unavailable("away")).get("/healthz", expect_errors=True),
 }
 
@@ -103,7 +104,9 @@ def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
     assert policy.startswith("default-src 'none'") and not re.search(r"http|\*|eval", policy)
 
 
-@pytest.mark.parametrize("path", ["/plants", "/openapi.json", "/healthz", "/", "/nowhere"])
+@pytest.mark.parametrize(
+    "path", ["/plants", "/openapi.json", "/healthz", "/livez", "/", "/nowhere"]
+)
 def test_a_page_of_any_origin_may_use_the_interface(client, path):
     """A token is no cookie: a page that has none gets a 401. No type is guessed, no answer kept."""
     client.authorization = None
@@ -114,9 +117,11 @@ def test_a_page_of_any_origin_may_use_the_interface(client, path):
     preflight = client.options(path, asked, expect_errors=True)
     for answer in preflight, client.get(path, headers=asked, expect_errors=True):
         assert common.items() <= dict(answer.headers).items()
-    if path in ("/healthz", "/"):
-        assert preflight.headers["Allow"] == "GET, HEAD"
-    elif path != "/nowhere":
-        assert preflight.status_int == 204
-        assert preflight.headers["Access-Control-Allow-Methods"] == "GET, POST"
-        assert "Authorization, Content-Type" in preflight.headers["Access-Control-Allow-Headers"]
+    if path == "/nowhere":
+        assert preflight.status_int == 404
+        return
+    allowed = "OPTIONS, POST" if path == "/plants" else "GET, HEAD, OPTIONS"
+    assert (preflight.status_int, preflight.body) == (204, b"")
+    assert preflight.headers["Allow"] == allowed
+    assert preflight.headers["Access-Control-Allow-Methods"] == allowed
+    assert preflight.headers["Access-Control-Allow-Headers"] == "Authorization, *"

@@ -13,23 +13,24 @@ from app import BODY_LIMIT
 from plant import SCHEMAS, InvalidPlant, parse_new_plant
 
 INTEGER = "id: must be an integer, not "
-FLOAT = f"{INTEGER}a number with a fraction or an exponent"
-TOO_MUCH = "the plant is nested too deeply, or has a number with too many digits"
-HALF = "the plant has half of a surrogate pair"
-TWICE = "the plant has two members of the same name"
-UNREADABLE = "the plant is not JSON that can be read: "
+FRACTION = f"{INTEGER}a number with a fraction"
+TOO_LARGE = "id: must be written in plain digits beyond 2**53 (9007199254740992)"
+TOO_MUCH = "the body is nested too deeply, or has a number with too many digits"
+HALF = "the body has an escaped half of a surrogate pair"
+TWICE = "the body has two members of the same name in one object"
+NOT_JSON = "the body is not valid JSON: "
 MANY = ", ".join(f'"{number}": 0' for number in range(999))
 DEEP = "[" * 900 + "]" * 900  # what every parser takes
 MISTAKES = {
-    "": "the plant is missing: nothing was sent",
-    '{\n"id": x}': f"{UNREADABLE}Expecting value at line 2, column 7",
-    '{"id": 1, "name": "n"} {}': f"{UNREADABLE}Extra data at line 1, column 24",
-    "\ufeff{}": f"{UNREADABLE}Expecting value at line 1, column 1",  # a byte order mark
-    '{"id": \udcff}': "the plant is not UTF-8: invalid start byte at byte 7",
-    '{"id": -Infinity, "name": "n"}': "the plant is not JSON, which has no NaN and no Infinity",
+    "": "the body is empty",
+    '{\n"id": x}': f"{NOT_JSON}Expecting value at line 2, column 7",
+    '{"id": 1, "name": "n"} {}': f"{NOT_JSON}Extra data at line 1, column 24",
+    "\ufeff{}": f"{NOT_JSON}Expecting value at line 1, column 1",  # a byte order mark
+    '{"id": \udcff}': "the body is not valid UTF-8: invalid start byte at byte 7",
+    '{"id": -Infinity, "name": "n"}': f"{NOT_JSON}NaN and Infinity are not allowed",
     '{"id": 1, "\\u0069d": 2, "name": "n"}': TWICE,
     '{"x": [[[[[{"a": 1, "a": 1}]]]]]}': TWICE,
-    "null": "the plant: must be an object, not null",
+    "null": "the body: must be an object, not null",
     "{}": "id: required but missing; name: required but missing",
     '{"name": "n", "tag": null}': "id: required but missing; tag: must be a string, not null",
     '{"id": "7", "name": ["n"]}': f"{INTEGER}a string; name: must be a string, not an array",
@@ -37,11 +38,17 @@ MISTAKES = {
     f'{{"id": {DEEP}, "name": "n"}}': f"{INTEGER}an array",
     f'{{{MANY}, "name": "n", "id": ""}}': f"{INTEGER}a string",
     '{"id": true, "name": "n"}': f"{INTEGER}a boolean",
-    '{"id": 7.5, "name": "n"}': FLOAT,
-    '{"id": 9007199254740993.0, "name": "n"}': FLOAT,
-    '{"id": 1e16, "name": "n"}': FLOAT,
-    '{"id": 1e999999999, "name": "n"}': FLOAT,
-    '{"id": 1e9999999999999999999, "name": "n"}': FLOAT,
+    '{"id": 7.5, "name": "n"}': FRACTION,
+    '{"id": 1e-1, "name": "n"}': FRACTION,
+    '{"id": -1e-99999, "name": 1e99}': f"{FRACTION}; name: must be a string, not a number",
+    '{"id": 9007199254740992.5, "name": "n"}': FRACTION,
+    '{"id": 9007199254740993.0, "name": "n"}': TOO_LARGE,
+    '{"id": -9007199254740993.0, "name": "n"}': TOO_LARGE,
+    '{"id": 1e16, "name": "n"}': TOO_LARGE,
+    '{"id": -1e16, "name": "n"}': TOO_LARGE,
+    '{"id": -1e99999, "name": "n"}': TOO_LARGE,
+    '{"id": 1e999999999, "name": "n"}': TOO_LARGE,
+    '{"id": 1e9999999999999999999, "name": "n"}': TOO_LARGE,
     '{"id": 9223372036854775808, "name": "n"}': "id: must be at most 9223372036854775807",
     '{"id": -9223372036854775809, "name": "n"}': "id: must be at least -9223372036854775808",
     f'{{"id": {"1" * 4300}, "name": "n"}}': "id: must be at most 9223372036854775807",
@@ -75,8 +82,8 @@ NO_JSON += [b'"\xc0\xaf"', b'"\xed\xa0\x80"', *(f'"{each}"'.encode("utf-16") for
 @pytest.mark.parametrize("text", NO_JSON)
 def test_what_is_no_json_is_refused_wherever_it_stands(text):
     """By RFC 8259, not by a parser; also in a member that is ignored."""
-    assert refusal(text).startswith("the plant ")
-    assert refusal(b'{"id": 7, "name": "n", "x": %b}' % text).startswith("the plant ")
+    assert refusal(text).startswith("the body ")
+    assert refusal(b'{"id": 7, "name": "n", "x": %b}' % text).startswith("the body ")
 
 
 @pytest.mark.parametrize("depth", [100, 1_000, 10_000, 30_000])

@@ -14,7 +14,7 @@ class Short(Worker):
     limits = 0.5, 0.3
 
     def run(self) -> None:
-        worker.LIMIT, worker.LAST_LIMIT = self.limits
+        worker.REQUEST_TIMEOUT, worker.LINGER_TIMEOUT = self.limits
         super().run()
 
 
