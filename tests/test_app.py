@@ -1,6 +1,7 @@
 """The interface, through WSGI: what is answered and stored, in which order things are checked."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from webtest import TestApp, TestRequest
 from app import create_app
 from plant import SCHEMAS
 from start import read_tokens
-from storage import Rejected
+from storage import Rejected, Unavailable
 from tests.support.server import STORED, TOKEN
 from tests.support.wire import MONSTERA
 
@@ -125,6 +126,8 @@ def test_what_is_not_declared_as_plain_json_is_a_415(client, stored):
         answer = post(client, MONSTERA, Content_Encoding=value)
         refused(answer, 415, "Content-Encoding must be identity")
     assert stored() == []
+    for value in "", "identity":
+        assert post(client, MONSTERA, Content_Encoding=value).status_int == STORED
     for value in "Application/JSON", f"{JSON}; charset=utf-8", f"{JSON} ;x":
         answer = post(client, MONSTERA, Content_Type=value, Content_Encoding="Identity")
         assert answer.status_int == STORED
@@ -196,6 +199,32 @@ def test_the_log_has_a_line_of_json_for_each_request_that_no_request_can_forge(c
     assert list(plant) == ["time", "client", "request", "status", "seconds", "id", "token"]
     assert (plant["request"], plant["status"]) == ("POST /plants", STORED)
     assert abs(datetime.now(UTC) - datetime.fromisoformat(plant["time"])) < timedelta(minutes=1)
+
+
+def test_the_log_names_the_token_of_a_request_by_the_beginning_of_its_digest(client, capfd):
+    """A request without a valid token has none. The page shows how to get this beginning."""
+    post(client, MONSTERA)
+    post(client, MONSTERA, Authorization="Bearer another")
+    with_token, without = map(json.loads, capfd.readouterr().out.splitlines())
+    assert with_token["token"] == hashlib.sha256(TOKEN.encode()).hexdigest()[:8]
+    assert "token" not in without
+
+
+def test_liveness_does_not_look_at_the_storage_and_is_not_logged(capfd):
+    """A failed health check is logged."""
+    broken = failing(Unavailable("away"))
+    assert broken.get("/livez").json == {"status": "ok"}
+    broken.get("/healthz", status=503)
+    (line,) = map(json.loads, capfd.readouterr().out.splitlines())
+    assert (line["request"], line["reason"]) == ("GET /healthz", "away")
+
+
+@pytest.mark.parametrize("path", ["/plants%ff", "/%ffplants", "/plants%c0%af", "/openapi.json%80"])
+def test_a_path_that_is_not_utf_8_is_a_404(client, stored, path):
+    """Bottle would drop the bytes that are not UTF-8."""
+    refused(post(client, MONSTERA, path), 404, "there is nothing at /")
+    refused(post(client, b"", path, "OPTIONS"), 404)
+    assert stored() == []
 
 
 def test_a_line_of_the_log_is_one_write_that_fits_a_pipe(client, monkeypatch):

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import runpy
+import shutil
 import time
 from collections.abc import Callable
 
@@ -11,6 +13,7 @@ from referencing import Registry
 
 from app import BODY_LIMIT
 from plant import SCHEMAS, InvalidPlant, parse_new_plant
+from tests.support.server import ROOT
 
 INTEGER = "id: must be an integer, not "
 FRACTION = f"{INTEGER}a number with a fraction"
@@ -72,6 +75,22 @@ def refusal(body: bytes) -> str | None:
 @pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[-44:])
 def test_what_is_no_plant_is_told_in_words_of_json_that_repeat_nothing(text):
     assert refusal(text.encode("utf-8", "surrogateescape")) == MISTAKES[text]
+
+
+def test_every_rule_that_a_schema_may_get_is_explained_in_words(tmp_path):
+    """An enum and another pattern than the one against NUL, in a copy of the schemas."""
+    shutil.copytree(ROOT / "schemas", tmp_path / "schemas")
+    file = tmp_path / "schemas" / "plant.json"
+    schema = json.loads(file.read_text())
+    schema["properties"]["name"]["pattern"] = "^[A-Z]"
+    schema["properties"]["tag"] |= {"enum": ["indoor", "outdoor"], "maxLength": 7}
+    file.write_text(json.dumps(schema))
+    plant = runpy.run_path(shutil.copy(ROOT / "plant.py", tmp_path))
+    with pytest.raises(plant["InvalidPlant"]) as refusal:
+        plant["parse_new_plant"](b'{"id": 7, "name": "n", "tag": "somewhere"}')
+    name, tag = str(refusal.value).split("; ")
+    assert name == 'name: must match the pattern "^[A-Z]"'
+    assert tag == 'tag: must be one of ["indoor", "outdoor"]'
 
 
 NO_JSON = [b"[1,]", b"{a: 1}", b"'a'", b"/**/1", b"\xc2\xa01", b'"new\nline"', rb'"\x00"']

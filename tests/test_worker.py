@@ -47,6 +47,13 @@ def is_cut(client: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+def is_held(client: socket.socket) -> bool:
+    """Whether a process still has the socket at the other end of a connection open."""
+    port = f":{client.getsockname()[1]:04X}"
+    rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
+    return any(row[2].endswith(port) and row[9] != "0" for row in rows)  # The inode is 0 then.
+
+
 def test_headers_of_a_proxy_change_nothing(server):
     """gunicorn believes such headers from loopback, unless it is told not to."""
     names = (b"SCRIPT_NAME", b"PATH_INFO", b"X-Forwarded-For", b"X-Forwarded-Proto")
@@ -65,6 +72,36 @@ def test_a_head_with_too_many_parts_is_refused(server):
     for head, more in ((lines, b"\r\nX: a"), (large, b"x")):
         assert statuses(server.send(NOWHERE + head + b"\r\n\r\n")) == [404, 200]
         refused(server.send(head + more + b"\r\n\r\n"), 431)
+
+
+def test_a_connection_ends_if_any_of_its_options_says_close(server):
+    """libwww-perl sends `TE, close` (RFC 9112 section 9.6)."""
+    for options in (b"TE, close", b"close", b"Close,TE", b"keep-alive, close"):
+        response = server.send(NOWHERE[:-2] + b"Connection: " + options + b"\r\n\r\n" + NOWHERE)
+        assert statuses(response) == [404] and CLOSE in response
+
+
+def test_each_second_has_a_date_of_its_own(server):
+    def date() -> bytes:
+        return re.search(rb"\r\nDate: (.*)\r\n", server.send(NOWHERE, ends=True))[1]
+
+    first = date()
+    wait_until(lambda: date() != first)
+
+
+def test_a_client_that_reads_its_last_response_has_a_limit_of_its_own(serve, send):
+    """Here the limit for a request is infinite. A client that goes on sending is closed as well."""
+    server = serve("--worker-class=tests.support.workers.Lingering", WEB_CONCURRENCY="1")
+    last = NOWHERE[:-2] + b"Connection: close\r\n\r\n"
+    silent, sending = send(server, last), send(server, last)
+    assert receive(silent) and receive(sending)
+
+    def are_closed() -> bool:
+        with contextlib.suppress(ConnectionError):
+            sending.send(b"x")
+        return not is_held(silent) and not is_held(sending)
+
+    wait_until(are_closed)
 
 
 def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server, send):

@@ -24,6 +24,12 @@ class Patient(Short):
     limits = math.inf, math.inf
 
 
+class Lingering(Short):
+    """Has one limit that a test can wait for: the one for reading the last response."""
+
+    limits = math.inf, 0.3
+
+
 class Starting(Worker):
     """Is never ready to serve."""
 

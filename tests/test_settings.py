@@ -1,0 +1,96 @@
+"""gunicorn's settings: each one does what it says, or the start ends with one line."""
+
+import os
+import re
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import HERE, PATIENT, SHORT, STORED, fails_with, receive, wait_until
+from tests.support.wire import (
+    CLOSE,
+    MONSTERA,
+    NOWHERE,
+    Writers,
+    post,
+    receive_answer,
+    statuses,
+)
+
+OTHER_PROTOCOLS = {
+    "--certfile=cert.pem": "--certfile is not supported: leave that to a proxy or to the platform",
+    "--keyfile=key.pem": "--keyfile is not supported: .* or use --worker-class gevent",
+    "--proxy-protocol=v1": "--proxy-protocol is not supported",
+    "--protocol=uwsgi": "--protocol is not supported",
+    "--http2-cleartext=upgrade": "--http2-cleartext is not supported",
+    "--preload": "--preload is not supported: the thread that stores plants would stay behind",
+}
+
+
+@pytest.mark.parametrize("option", OTHER_PROTOCOLS)
+def test_a_setting_that_the_worker_does_not_support_ends_the_start_in_one_line(
+    serve, database, option
+):
+    """The start makes no database, and exits with status 1."""
+    server = serve(option)
+    fails_with(server, OTHER_PROTOCOLS[option])
+    assert server.wait() == 1 and not database.exists()
+
+
+def test_keep_alive_0_serves_one_request_on_each_connection(serve, send):
+    """The response says so. The first byte may come later than at once."""
+    server = serve(PATIENT, "--keep-alive=0", WEB_CONCURRENCY="1")
+    slow = send(server)
+    assert CLOSE in server.send(post(MONSTERA)) and server.health() == 200
+    slow.sendall(NOWHERE * 2)
+    response = receive(slow)
+    assert statuses(response) == [404] and CLOSE in response
+
+
+def test_a_worker_ends_after_max_requests_and_loses_none(serve):
+    """Another worker takes its place, as often as needed."""
+    server = serve(SHORT, "--max-requests=50", "--max-requests-jitter=10", WEB_CONCURRENCY="1")
+    with Writers(server.port) as writers:
+        wait_until(lambda: server.err.count("Booting worker") > 2)
+    assert (set(writers.answers), writers.failures) == ({STORED}, [])
+
+
+def test_reuse_port_starts_and_prints_a_command(serve):
+    """Each worker has a listener of its own, so there is none yet when the command is printed."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
+        port = reserved.getsockname()[1]
+        command = [HERE[0], f"--bind=127.0.0.1:{port}", "--reuse-port"]
+        server = serve(command=command, PLANTS_TOKENS=None)
+        wait_until(lambda: f"curl http://127.0.0.1:{port}/plants " in server.err)
+        server.workers()
+
+
+def test_a_unix_socket_prints_a_command_that_stores_a_plant(serve, tmp_path, stored):
+    """The socket's path may need quotes."""
+    path = tmp_path / "a socket"
+    server = serve(command=[HERE[0], f"--bind=unix:{path}"], PLANTS_TOKENS=None)
+    line = wait_until(lambda: re.search(r"\ncurl .*\n.*\n.*}'\n", server.err))[0]
+    _, option, socket_path, url, *options = shlex.split(line.replace("\\\n", ""))
+    assert (option, socket_path) == ("--unix-socket", str(path))
+    assert url == "http://localhost/plants" and "A page" not in server.err
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(socket_path)
+        head = f"POST /plants HTTP/1.1\r\nHost: localhost\r\n{options[1]}\r\n{options[3]}\r\n"
+        client.sendall(post(options[5].encode(), head=head.encode()))
+        assert statuses(receive_answer(client)) == [STORED]
+    assert stored() == [(7, "Monstera", "indoor")]
+
+
+def test_the_heartbeat_file_is_in_shared_memory(serve):
+    """A worker on a disk that hangs still shows that it is alive."""
+    server = serve()
+    for worker in server.workers():
+        opened = [os.readlink(each) for each in Path(f"/proc/{worker}/fd").iterdir()]
+        assert any(re.match("/dev/shm/wgunicorn-.* .deleted", each) for each in opened), opened
+
+
+def test_a_safe_path_for_imports_changes_nothing(serve):
+    """PYTHONSAFEPATH keeps the folder of a script out of the places for modules."""
+    assert serve(PYTHONSAFEPATH="1").post(MONSTERA)[0] == STORED
