@@ -28,30 +28,29 @@ new_token = secrets.token_urlsafe(32)
 
 def on_starting(server: Any) -> None:
     """Check the settings and open the database. Exit with one line if that fails."""
-    check_settings(server)
+    check_settings(server.cfg, server.worker_class)
     # Run start.py in a process of its own, since gevent has to patch a worker before the worker
-    # imports the service. `-c` works even with PYTHONSAFEPATH, which keeps a script's folder out
-    # of sys.path.
-    folder, cfg = os.path.dirname(os.path.abspath(__file__)), server.cfg
-    program = f"import sys; sys.path.insert(0, {folder!r}); import start; start.main()"
+    # imports the service.
+    start = os.path.join(os.path.dirname(__file__), "start.py")
     # Become the user that the workers become, who must be able to write the files that it makes.
+    cfg = server.cfg
     become = partial(set_owner_process, cfg.uid, cfg.gid, cfg.initgroups)
     try:
-        check = subprocess.run([sys.executable, "-c", program], preexec_fn=become)
+        check = subprocess.run([sys.executable, start], preexec_fn=become)
     except subprocess.SubprocessError:
         sys.exit("--user and --group can't be set: start gunicorn as root, or leave them out")
     if check.returncode:
         sys.exit(1)
 
 
-def check_settings(server: Any) -> None:
+def check_settings(cfg: Any, worker_class: type) -> None:
     """Exit with one line if a setting would not do what gunicorn's documentation says."""
-    if server.cfg.preload_app:  # No worker class works with it.
+    if cfg.preload_app:  # No worker class works with it.
         sys.exit("--preload is not supported: the thread that stores plants would stay behind")
     from worker import Worker  # gunicorn has added the folder to sys.path by now.
 
     for name, value in SUPPORTED.items():
-        if issubclass(server.worker_class, Worker) and getattr(server.cfg, name) != value:
+        if issubclass(worker_class, Worker) and getattr(cfg, name) != value:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
 
 

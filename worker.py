@@ -8,10 +8,10 @@ import contextlib
 import functools
 import math
 import socket
+import sys
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -55,7 +55,7 @@ class Worker(GeventWorker):
         # gunicorn looks up a setting in a dictionary of objects at each use. Make the settings
         # plain attributes, which saves 7 % of the CPU of a request.
         self.cfg.__dict__.update({name: each.get() for name, each in self.cfg.settings.items()})
-        self.base_environ = make_base_environ(self)
+        self.base_environ = make_base_environ(self.sockets[0].getsockname(), self.cfg.workers)
         for listener in self.sockets:
             # The sockets of clients inherit this limit for the bytes that the system keeps of
             # responses that a client does not read. The default is some 2 MB for each client.
@@ -121,7 +121,7 @@ class Worker(GeventWorker):
         if self.nr >= self.max_requests:
             self.alive = False
         environ = self.base_environ | make_environ(request, address)
-        # The parser has refused every Expect but this one, which HTTP/1.0 does not have.
+        # The parser has refused every Expect but 100-continue, which HTTP/1.0 does not have.
         connection.expects_continue = "HTTP_EXPECT" in environ and request.version > (1, 0)
         # gunicorn overlooks a `close` among other options (RFC 9112 section 9.6). Closing the
         # connection for an option that only contains this word does no harm.
@@ -131,14 +131,11 @@ class Worker(GeventWorker):
     def refuse(self, error: ParseException, connection: "Connection", address: Any) -> None:
         """Let the application answer what gunicorn's parser has refused. It is the last request."""
         name = type(error).__name__
-        environ = self.base_environ | {"REQUEST_METHOD": "-", "PATH_INFO": ""}
+        environ = {"REQUEST_METHOD": "-", "PATH_INFO": "", "REMOTE_ADDR": address and address[0]}
         environ |= {"plants.refusal": REFUSALS.get(name, NOT_HTTP), "plants.reason": name}
-        environ["REMOTE_ADDR"] = host_of(address)
-        self.call_application(environ, connection, is_last=True)
+        self.call_application(self.base_environ | environ, connection, is_last=True)
 
-    def call_application(
-        self, environ: dict[str, Any], connection: "Connection", is_last: bool
-    ) -> bool:
+    def call_application(self, environ: Any, connection: "Connection", is_last: bool) -> bool:
         """Call the application (PEP 3333), and send its response in one piece.
 
         `is_last` says that the connection ends after this request. Return whether it goes on.
@@ -156,13 +153,9 @@ class Worker(GeventWorker):
         with contextlib.closing(result) if hasattr(result, "close") else contextlib.nullcontext():
             parts.extend(result)
         status, headers, *_ = started
-        goes_on = (
-            not is_last
-            and self.alive
-            and self.cfg.keepalive > 0
-            and not connection.is_done
-            and is_read(environ["wsgi.input"].reader)  # The next request begins behind the body.
-        )
+        is_last = is_last or connection.is_done or not self.alive or not self.cfg.keepalive
+        # The next request begins where the body ends, so the body must have been read.
+        goes_on = not is_last and is_read(environ["wsgi.input"].reader)
         head = [f"HTTP/1.1 {status}", f"Date: {http_date(int(time.time()))}"]
         head.append(f"Connection: {'keep-alive' if goes_on else 'close'}")
         head += [f"{name}: {value}" for name, value in headers]
@@ -264,20 +257,17 @@ class Connection:
         self._sock.close()
 
 
-def make_base_environ(worker: Worker) -> dict[str, Any]:
+def make_base_environ(listener: Any, workers: int) -> dict[str, Any]:
     """Return what is the same in the environ of every request (PEP 3333)."""
-    name = worker.sockets[0].getsockname()  # A path if it is a Unix socket.
-    host, port = name[:2] if isinstance(name, tuple) else ("localhost", 80)
-    log = worker.log.error
-    errors = {"write": log, "writelines": lambda lines: log("".join(lines)), "flush": lambda: None}
+    host, port, *_ = listener if isinstance(listener, tuple) else ("localhost", 80)
     return {
         "SCRIPT_NAME": "",
         "SERVER_NAME": host,
         "SERVER_PORT": str(port),
         "wsgi.version": (1, 0),
-        "wsgi.errors": SimpleNamespace(**errors),
+        "wsgi.errors": sys.stderr,
         "wsgi.multithread": True,  # Greenlets call the application at the same time.
-        "wsgi.multiprocess": worker.cfg.workers > 1,
+        "wsgi.multiprocess": workers > 1,
         "wsgi.run_once": False,
         "wsgi.input_terminated": True,  # gunicorn's readers end where the body does.
     }
@@ -290,7 +280,7 @@ def make_environ(request: Any, address: Any) -> dict[str, Any]:
         "PATH_INFO": unquote(request.path, "latin-1"),
         "QUERY_STRING": request.query,
         "SERVER_PROTOCOL": f"HTTP/{request.version[0]}.{request.version[1]}",
-        "REMOTE_ADDR": host_of(address),
+        "REMOTE_ADDR": address and address[0],  # The client of a Unix socket has no address.
         "wsgi.url_scheme": request.scheme,
         "wsgi.input": request.body,
     }
@@ -301,11 +291,6 @@ def make_environ(request: Any, address: Any) -> dict[str, Any]:
         # Repeated headers are one list with commas (RFC 9110 section 5.3).
         environ[key] = f"{environ[key]},{value}" if key in environ else value
     return environ
-
-
-def host_of(address: Any) -> str:
-    """Return the host of a client's address, which a client of a Unix socket does not have."""
-    return str(address[0]) if isinstance(address, tuple) else ""
 
 
 def is_read(reader: Any) -> bool:
