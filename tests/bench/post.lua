@@ -22,7 +22,7 @@ end
 
 function done(summary, latency, requests)
   local errors = summary.errors
-  print(string.format('{"answers": %d, "refused": %d, "broken": %d, "seconds": %f, "p50": %f, "p99": %f}',
+  print(string.format('{"responses": %d, "refused": %d, "broken": %d, "seconds": %f, "p50": %f, "p99": %f}',
     summary.requests, errors.status, errors.read + errors.write + errors.timeout,
     summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
 end

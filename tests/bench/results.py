@@ -1,5 +1,6 @@
-"""What was measured, as medians: Markdown and a chart."""
+"""Turns what was measured into medians, and these into Markdown and a chart."""
 
+import itertools
 import os
 import platform
 import sqlite3
@@ -9,7 +10,7 @@ from run import Run
 
 OURS = "this service"
 
-Results = dict[tuple[str, str], list[Run]]  # by the names of a setting and a server
+Results = dict[tuple[str, str], list[Run]]  # by the name of a setting and the title of a server
 
 
 def median(runs: list[Run]) -> Run:
@@ -17,8 +18,11 @@ def median(runs: list[Run]) -> Run:
     return Run(*(statistics.median(figures) for figures in zip(*runs, strict=True)))
 
 
-def report(results: Results, rounds: int, seconds: int) -> str:
-    """Return the results as Markdown. A ratio is the median of the ratios of the rounds."""
+def report(results: Results, syncs: list[float], rounds: int, seconds: int) -> str:
+    """Return the results as Markdown. A ratio is the median of the ratios of the rounds.
+
+    `syncs` are the times of a sync on this machine in ms, measured while no server was running.
+    """
     settings = list(dict.fromkeys(setting for setting, _ in results))
     rates, times = [["plants/s", *settings]], [["p50, p99 in ms", *settings, "MB", "start, s"]]
     for server in dict.fromkeys(server for _, server in results):
@@ -30,41 +34,49 @@ def report(results: Results, rounds: int, seconds: int) -> str:
         times.append([server, *latencies, f"{whole.memory:.0f}", f"{whole.start:.2f}"])
     return (
         f"{rounds} rounds of {seconds} s, {os.cpu_count()} cores shared with the clients, "
-        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}:\n\n"
+        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}. A sync of this disk "
+        f"took {statistics.median(syncs):.2f} ms ({min(syncs):.2f} to {max(syncs):.2f}):\n\n"
         f"{table(rates)}\n{table(times)}"
     )
 
 
 def rate(runs: list[Run], ours: list[Run]) -> str:
-    """Return the plants a second, from lowest to highest, and how many times as many ours are."""
+    """Return a server's plants a second (lowest to highest), and ours divided by them."""
     rates = [run.rate for run in runs]
     ratio = statistics.median(our.rate / max(1, r) for our, r in zip(ours, rates, strict=True))
     return f"{median(runs).rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}), {ratio:.2f}"
 
 
 def table(rows: list[list[str]]) -> str:
-    """Return rows, of which the first is the heading, as Markdown."""
+    """Return rows as a Markdown table. The first row is the heading."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def draw(results: Results) -> str:
-    """Draw plants a second, but the ceiling's, in colors that can be read on white and on black."""
-    rates = {
-        server: median(runs).rate
-        for (setting, server), runs in results.items()
-        if setting == "32 connections" and "ceiling" not in server
+def draw(results: Results, syncs: list[float]) -> str:
+    """Draw two settings side by side on one scale, in colors for white and black backgrounds."""
+    panels = {
+        "32 connections": f"on the disk as it is ({statistics.median(syncs):.2g} ms a sync)",
+        "32, sync + 1 ms": "with syncs that take 1 ms longer",
     }
-    height, bars = 34 + 30 * len(rates), ""
-    for y, (server, rate) in zip(range(34, height, 30), rates.items(), strict=True):
-        width = round(430 * rate / max(rates.values()))
-        color = "#2da44e" if server == OURS else "#8c959f"
-        bars += f'''<text x="262" y="{y + 16}" text-anchor="end">{server}</text>
-<rect x="270" y="{y}" width="{width}" height="22" fill="{color}"/>
-<text x="{276 + width}" y="{y + 16}">{rate:,.0f}</text>
-'''
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 {height}" width="780" \
+    rates = {each: median(runs).rate for each, runs in results.items() if each[0] in panels}
+    # The ceiling stores nothing, so it is not drawn.
+    servers = [name for name in dict.fromkeys(name for _, name in rates) if "ceiling" not in name]
+    scale = 185 / max(rates[setting, server] for setting in panels for server in servers)
+    rows, shapes = dict(zip(servers, itertools.count(60, 30), strict=False)), ""
+    for server, y in rows.items():
+        shapes += f'<text x="282" y="{y + 16}" text-anchor="end">{server}</text>\n'
+    for x, (setting, title) in zip((290, 550), panels.items(), strict=True):
+        shapes += f'<text x="{x}" y="46">{title}</text>\n'
+        for server, y in rows.items():
+            width = round(scale * (rate := rates[setting, server]))
+            color = "#2da44e" if server == OURS else "#8c959f"
+            shapes += f"""<rect x="{x}" y="{y}" width="{width}" height="22" fill="{color}"/>
+<text x="{x + width + 6}" y="{y + 16}">{rate:,.0f}</text>
+"""
+    height = 60 + 30 * len(servers)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" width="800" \
 font-family="sans-serif" font-size="14" fill="#6e7781">
-<text x="270" y="20">plants stored a second, 32 connections, synced to disk</text>
-{bars}</svg>
+<text x="290" y="20">plants stored a second, 32 connections, each plant synced to disk</text>
+{shapes}</svg>
 """

@@ -1,5 +1,6 @@
 """The servers that are compared, and what has to be installed for them."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,14 +9,19 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-BUILD = HERE / ".build"  # all that is installed and compiled
-SLOW_SYNC = BUILD / "sync.so"  # makes each sync take 5 ms more
-NODE_PACKAGES = ["fastify@5.12.8", "@fastify/bearer-auth@10.1.3", "better-sqlite3@12.11.1"]
+BUILD = HERE / ".build"  # Everything that is installed or compiled goes here.
+SLOW_SYNC = BUILD / "sync.so"  # makes each sync take longer, with LD_PRELOAD
+NODE_PACKAGES = [
+    *("fastify@5.12.8", "@fastify/bearer-auth@10.1.3", "better-sqlite3@12.11.1"),
+    *("bun@1.4.5", "elysia@1.4.30", "@elysiajs/bearer@1.4.4"),
+]
+DEBIAN_GO = Path("/usr/share/gocode")  # where Debian's packages put Go libraries
+GO_SQLITE = DEBIAN_GO / "src" / "github.com" / "mattn" / "go-sqlite3"
 BIND = "--bind 127.0.0.1:PORT"
 
 
 class Server(NamedTuple):
-    """A server. The service makes its table, a peer needs one, the ceiling stores nothing."""
+    """A server. The service creates its table, a peer needs one, and the ceiling stores nothing."""
 
     title: str
     program: str | Path
@@ -24,8 +30,19 @@ class Server(NamedTuple):
     kind: str = "peer"
 
 
+def missing_packages(peers: bool) -> list[str]:
+    """Return the Debian packages that are needed, but not installed."""
+    programs = {"gcc": "cc", "wrk": "wrk"}
+    if peers:
+        programs |= {"golang-go": "go", "npm": "npm"}
+    missing = [package for package, program in programs.items() if not shutil.which(program)]
+    if peers and not GO_SQLITE.exists():
+        missing.append("golang-github-mattn-go-sqlite3-dev")
+    return missing
+
+
 def this_service() -> Server:
-    """Return the service of the working tree, started as README.md says; compile SLOW_SYNC."""
+    """Return the service of the working tree, started as in README.md. Compile SLOW_SYNC."""
     programs, source = install("service", ROOT), ROOT / "tests" / "support" / "sync.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", SLOW_SYNC, source, "-ldl"], check=True)
     return Server("this service", programs / "gunicorn", BIND, ROOT, "service")
@@ -40,23 +57,30 @@ def service_of(commit: str) -> Server:
 
 
 def others() -> list[Server]:
-    """Return what the service could reach at most, and what people would pick instead."""
+    """Install the ceiling and the servers that people would pick instead, and return them."""
     gunicorn, peers = BUILD / "service" / "bin" / "gunicorn", install("peers", HERE)
     subprocess.run(["npm", "install", "--silent", "--prefix", BUILD, *NODE_PACKAGES], check=True)
+    go = os.environ | {"GO111MODULE": "off", "GOPATH": str(DEBIAN_GO), "GOCACHE": str(BUILD / "go")}
+    compile_go = ["go", "build", "-o", BUILD / "peer_go", HERE / "peers" / "peer_go.go"]
+    subprocess.run(compile_go, env=go, check=True)
     ceiling = f"{BIND} --pythonpath tests/bench/peers ceiling:app"
     uvicorn = "--port PORT --loop uvloop --http httptools peer_fastapi:app"
-    node = "NODE_PATH=../.build/node_modules node peer_fastify.js PORT"
+    node = "NODE_PATH=../.build/node_modules NODE_ENV=production"
+    elysia = f"{node} ../.build/node_modules/.bin/bun peer_elysia.js PORT"
+    fastify = f"{node} node peer_fastify.js PORT"
     flask = f"{BIND} --worker-class gthread --threads 16 --access-logfile - peer_flask:app"
     return [
         Server("ceiling: the same settings, a constant", gunicorn, ceiling, ROOT, "ceiling"),
-        Server("Fastify + better-sqlite3, cluster", "env", node),
+        Server("Elysia + bun:sqlite on Bun, cluster", "env", elysia),
+        Server("Go: net/http + go-sqlite3", BUILD / "peer_go", "PORT"),
+        Server("Fastify + better-sqlite3, cluster", "env", fastify),
         Server("FastAPI + SQLModel, uvloop, httptools", peers / "uvicorn", uvicorn),
         Server("Flask + Flask-SQLAlchemy, gunicorn", peers / "gunicorn", flask),
     ]
 
 
 def install(name: str, folder: Path) -> Path:
-    """Return the folder of the programs of an environment with what `folder` requires."""
+    """Install what `folder` requires into an environment. Return the folder of its programs."""
     programs, requirements = BUILD / name / "bin", folder / "requirements.txt"
     subprocess.run([sys.executable, "-m", "venv", BUILD / name], check=True)
     subprocess.run([programs / "pip", "install", "-qq", "-r", requirements], check=True)

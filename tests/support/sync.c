@@ -1,22 +1,24 @@
-/* Lets fsync and fdatasync fail while the file SYNC_FAILS is there, do nothing while SYNC_SKIPS is,
-   or take 5 ms more, as on the volumes of a cloud, while SYNC_WAITS is: LD_PRELOAD this. */
+/* LD_PRELOAD this library to change what fsync and fdatasync do. While the file SYNC_SKIPS exists, they do nothing and
+   succeed. While the file SYNC_FAILS exists, they fail with EIO. SYNC_WAITS is a number of microseconds that each sync
+   takes longer, as on a slower disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-static int is_there(const char *variable) {
+static int file_exists(const char *variable) {
     const char *path = getenv(variable);
     return path && access(path, F_OK) == 0;
 }
 
-static int try_to(const char *name, int fd) {
-    if (is_there("SYNC_SKIPS")) return 0;
-    if (is_there("SYNC_WAITS")) usleep(5000);
-    if (is_there("SYNC_FAILS")) return errno = EIO, -1;
+static int sync_with(const char *name, int fd) {
+    const char *wait = getenv("SYNC_WAITS");
+    if (file_exists("SYNC_SKIPS")) return 0;
+    if (wait) usleep(strtoul(wait, NULL, 10));
+    if (file_exists("SYNC_FAILS")) return errno = EIO, -1;
     return ((int (*)(int))dlsym(RTLD_NEXT, name))(fd);
 }
 
-int fsync(int fd) { return try_to("fsync", fd); }
-int fdatasync(int fd) { return try_to("fdatasync", fd); }
+int fsync(int fd) { return sync_with("fsync", fd); }
+int fdatasync(int fd) { return sync_with("fdatasync", fd); }

@@ -1,4 +1,4 @@
-"""FastAPI and SQLModel, as its tutorial has them, with a token. SQLite syncs each commit.
+"""FastAPI and SQLModel, as its tutorial shows them, with a token. SQLite syncs each commit.
 
 https://sqlmodel.tiangolo.com/tutorial/fastapi/ and https://fastapi.tiangolo.com/tutorial/security/
 """

@@ -1,4 +1,4 @@
-"""Flask and Flask-SQLAlchemy, as its quick start has them, with a token. SQLite syncs each commit.
+"""Flask and Flask-SQLAlchemy, as its quick start shows them, with a token. Each commit is synced.
 
 https://flask-sqlalchemy.readthedocs.io/en/stable/quickstart/
 """
