@@ -1,7 +1,8 @@
-"""The page at /, in a real browser: what a person does by keyboard, and what the screen says."""
+"""The page at /, in a real browser: a person fills it in by keyboard and reads the screen."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,34 +13,53 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 
-from tests.support.server import TOKEN, Server, wait_until
+from tests.support.server import HEADERS, TOKEN, Server, free_port, wait_until
+
+# A proxy that shows the service below /garden, and has nothing at the other paths of its host.
+CADDYFILE = """
+{
+    admin off
+}
+http://127.0.0.1:%d {
+    handle_path /garden* {
+        reverse_proxy 127.0.0.1:%d
+    }
+    respond 404
+}
+"""
+CLEAR = (Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)  # what a person types to empty a field
 
 
 class Page(webdriver.Chrome):
-    """A page of a service in a Chromium of its own, which keeps its files in `folder`."""
+    """A page in a Chromium of its own, which keeps its files in `folder`."""
 
-    def __init__(self, folder: Path, server: Server, path: str = "/") -> None:
-        self.server, self.url = server, f"http://127.0.0.1:{server.port}{path}"
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url = url
         options = webdriver.ChromeOptions()
         options.binary_location = "/usr/bin/chromium"
         for flag in "headless", "no-sandbox", "hide-scrollbars", f"user-data-dir={folder}/chromium":
             options.add_argument(f"--{flag}")
         super().__init__(options, webdriver.ChromeService("/usr/bin/chromedriver"))
 
-    def show(self, width: int, height: int, scheme: str) -> None:
-        """Make the screen so many CSS pixels large, in a scheme of colours."""
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    def show(self, width: int, height: int, **media: str) -> None:
+        """Make the screen so many CSS pixels large, and its media features what is given."""
+        features = [{"name": k.replace("_", "-"), "value": v} for k, v in media.items()]
+        self.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
+    def element(self, name: str) -> WebElement:
+        """The element with this id."""
+        return self.find_element(By.ID, name)
+
     def text(self, name: str) -> str:
         """The text of the element with this id."""
-        return self.find_element(By.ID, name).text
+        return self.element(name).text
 
     def type(self, *keys: str) -> None:
-        """Type, wherever the focus is."""
+        """Type the keys into the element that has the focus."""
         webdriver.ActionChains(self).send_keys(*keys).perform()
 
     def send(self, status: str, id: str, name: str, tag: str = "", token: str = TOKEN) -> str:
@@ -52,15 +72,38 @@ class Page(webdriver.Chrome):
 
 
 @pytest.fixture
-def page(tmp_path, serve) -> Iterator[Page]:
-    """The page below a path; no error may be in its console but the statuses of answers."""
-    with Page(tmp_path, serve(SCRIPT_NAME="/below"), "/below/") as page:
+def server(serve) -> Server:
+    """A service of the test's own, as a test may stop it."""
+    return serve()
+
+
+@pytest.fixture
+def proxy(tmp_path, server) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A Caddy in front of the service, and the page's address there, which ends in no slash."""
+    configuration, log, port = tmp_path / "Caddyfile", tmp_path / "caddy.log", free_port()
+    configuration.write_text(CADDYFILE % (port, server.port))
+    command = ["caddy", "run", "--adapter=caddyfile", f"--config={configuration}"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    with log.open("w") as err, subprocess.Popen(command, stderr=err, env=environment) as caddy:
+        try:
+            running = "serving initial configuration"
+            wait_until(lambda: running in log.read_text() or caddy.poll() is not None)
+            assert caddy.poll() is None, log.read_text()
+            yield caddy, f"http://127.0.0.1:{port}/garden"
+        finally:
+            caddy.kill()
+
+
+@pytest.fixture
+def page(tmp_path, proxy) -> Iterator[Page]:
+    """The page behind the proxy; its console may report statuses of responses, and nothing else."""
+    with Page(tmp_path, proxy[1]) as page:
         yield page
         assert all(line["source"] == "network" for line in page.get_log("browser"))
 
 
 def test_a_plant_is_stored_as_it_was_typed(page, stored):
-    """With all digits of its id, and without a tag where there is none; refusals are shown."""
+    """The id keeps all its digits, an empty tag is left out, and an error's message is shown."""
     number, name = 2**63 - 1, 'it\'s "<b>bold</b>" \\ é'
     assert json.loads(page.send("200 OK", str(number), name, "12")) == {"name": name, "tag": "12"}
     assert json.loads(page.send("200 OK", "-1", name)) == {"name": name}
@@ -68,56 +111,126 @@ def test_a_plant_is_stored_as_it_was_typed(page, stored):
     assert "id: must be at most" in page.send("400", str(number + 1), name)
 
 
-@pytest.mark.parametrize("wrong", [{"id": "007"}, {"id": "seven"}, {"name": ""}, {"token": "é"}])
-def test_what_can_not_be_sent_is_said_at_its_field(page, wrong):
-    """An id is digits, and no header takes such a token: the field has the focus, nothing goes."""
-    page.send("Nothing was sent", **{"id": "7", "name": "Monstera", **wrong})
+def test_the_page_finds_the_service_below_the_path_of_a_proxy(page):
+    """The path may end in a slash or not: the form, the curl command and the link stay below it."""
+    below = page.url
+    for page.url in (below, f"{below}/", f"{below}?from=mail#none"):
+        page.send("200", "7", "Monstera")
+        assert page.text("curl").startswith(f"curl '{below}/plants' ")
+        assert page.element("description").get_property("href") == f"{below}/openapi.json"
+
+
+def test_a_response_names_its_request(page, server):
+    """The plant's id and the request id, with which an operator finds the line of the log."""
+    for status, number in (("200", "8"), ("400", "9" * 30)):
+        page.send(status, number, "Monstera")
+        found = re.fullmatch(rf"Plant with id {number}, X-Request-ID: (\w+)", page.text("request"))
+        assert server.logged(found[1])["status"] == int(status)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"id": "007"}, {"id": "seven"}, {"id": "1 000"}, {"name": ""}, {"token": "é"}]
+)
+def test_a_wrong_field_is_explained_and_nothing_is_sent(page, wrong):
+    """The field gets the focus; neither a previous response nor a command of another plant stays.
+
+    An id consists of digits, and no header can carry such a token.
+    """
+    page.send("200", "7", "Monstera")
     ((name, value),) = wrong.items()
+    page.element(name).send_keys(*CLEAR, value, Keys.ENTER)
     field = page.switch_to.active_element
     assert field.get_attribute("id") == name
-    said = field.get_property("validationMessage")
-    assert said == page.text(f"{name}-hint") if value else said
+    explanation = field.get_property("validationMessage")
+    assert explanation == page.text(f"{name}-hint") if value else explanation
+    assert page.text("status").startswith("Not sent")
+    assert page.text("request") == page.text("body") == ""
+    assert not page.element("copy").is_enabled()
+    assert "Monstera" not in page.text("curl")
+    right = {"id": "8", "name": "Monstera", "token": TOKEN}[name]
+    page.element(name).send_keys(*CLEAR, right)
+    assert page.element("copy").is_enabled()
+    assert "Monstera" in page.text("curl")
 
 
-def test_no_answer_is_said(page):
-    """With what to do then. While a request is under way, no second one is sent."""
+def test_an_empty_form_shows_an_example(page):
+    """The example is gone with the first character, and can't be copied by mistake."""
+    page.get(page.url)
+    assert '{"id": 7, "name": "Monstera", "tag": "indoor"}' in page.text("curl")
+    assert not page.element("copy").is_enabled()
+    for name in ("token", "id", "name", "tag"):
+        page.element(name).send_keys("8")
+        assert "Monstera" not in page.text("curl")
+        page.element(name).send_keys(Keys.BACKSPACE)
+        assert "Monstera" in page.text("curl")
+
+
+def test_a_missing_response_is_explained(page, server, proxy):
+    """The page says what to do. While a request is under way, it sends no second one."""
     page.send("200", "7", "Monstera")
-    os.killpg(page.server.process.pid, signal.SIGSTOP)
+    os.killpg(server.process.pid, signal.SIGSTOP)
     page.type(Keys.ENTER, Keys.ENTER)
     assert page.text("status") == "Sending…"
-    os.killpg(page.server.process.pid, signal.SIGCONT)
+    os.killpg(server.process.pid, signal.SIGCONT)
     wait_until(lambda: page.text("status").startswith("200"))
-    page.server.stop()
-    assert page.server.out.count("POST /plants") == 2
+    server.stop()
+    assert server.out.count("POST /plants") == 2
+    page.type(Keys.ENTER)
+    wait_until(lambda: page.text("status").startswith("502"))  # This response is the proxy's own.
+    assert page.text("request") == "Plant with id 7, X-Request-ID: none"
+    proxy[0].kill()
     page.type(Keys.ENTER)
     wait_until(lambda: "Check that the service runs" in page.text("status"))
 
 
-@pytest.mark.parametrize(("permission", "said"), [("granted", "Copied"), ("denied", "Selected")])
-def test_the_curl_command_can_be_pasted_into_a_shell(page, permission, said):
-    """It sends the same plant again; the token is in it only where that is wanted."""
+@pytest.mark.parametrize(("permission", "label"), [("granted", "Copied"), ("denied", "Selected")])
+def test_the_curl_command_can_be_pasted_into_a_shell(page, permission, label):
+    """The command sends the same plant once more; it holds the token only if the user asks."""
     for name in ("clipboard-write", "clipboard-read"):
         setting = {"permission": {"name": name}, "setting": permission}
         page.execute_cdp_cmd("Browser.setPermission", setting)
-    answer = page.send("200", "7", 'it\'s "$HOME" \\ `id` é', "indoor")
+    body = page.send("200", "7", 'it\'s "$HOME" \\ `id` é', "indoor")
     assert "Bearer TOKEN" in page.text("curl")
     page.type(Keys.TAB, Keys.SPACE, Keys.TAB, Keys.ENTER)
-    wait_until(lambda: page.text("copy") == said)
-    read = "navigator.clipboard.readText()" if said == "Copied" else "`${getSelection()}`"
+    wait_until(lambda: page.text("copy") == label)
+    read = "navigator.clipboard.readText()" if label == "Copied" else "`${getSelection()}`"
     command = page.execute_script(f"return {read}")
-    assert subprocess.check_output(["sh", "-c", command], text=True) == answer + "\n"
+    assert subprocess.check_output(["sh", "-c", command], text=True) == body + "\n"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (320, "dark")])
-def test_everybody_can_use_it(page, width, scheme):
-    """It is dark where the system is, fits the screen, and axe finds nothing, contrast included."""
-    page.show(width, 800, scheme)
+@pytest.mark.parametrize(
+    ("width", "media"),
+    [
+        (1280, {"prefers_color_scheme": "light"}),
+        (320, {"prefers_color_scheme": "dark"}),
+        (360, {"forced_colors": "active"}),
+    ],
+)
+def test_everybody_can_use_the_page(page, width, media):
+    """The page follows the system's colours, fits the screen, and axe finds no fault with it."""
+    page.show(width, 800, **media)
     axe = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     rules = "{ rules: { 'color-contrast-enhanced': { enabled: true } } }"
-    for expected, number in (("Nothing", "seven"), ("400", "9" * 100), ("200", "7")):
+    for expected, number in (("Not sent", "seven"), ("400", "9" * 100), ("200", "7")):
         page.send(expected, number, "Monstera")
         found = page.execute_script(f"{axe}; return axe.run({rules})")
         assert [*found["violations"], *found["incomplete"]] == []
     background = page.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+    assert (background == "rgb(255, 255, 255)") == ("dark" not in media.values())
     assert page.execute_script("return document.documentElement.scrollWidth") == width
+
+
+def test_a_page_of_another_origin_may_send_any_header(page, server, stored):
+    """Libraries for tracing add headers of their own to each request; a browser asks for all."""
+    page.get(f"http://localhost:{server.port}/openapi.json")
+    names = ("X-Request-ID", "traceparent", "tracestate", "baggage", "sentry-trace")
+    headers = {**HEADERS, **dict.fromkeys(names, "other-origin")}
+    body = json.dumps({"id": 7, "name": "Monstera"})
+    request = json.dumps({"method": "POST", "headers": headers, "body": body})
+    url = f"http://127.0.0.1:{server.port}/plants"
+    script = "const [url, request, done] = arguments; fetch(url, JSON.parse(request)).then("
+    script += (
+        "(response) => done(response.headers.get('X-Request-ID')), (error) => done(`${error}`));"
+    )
+    assert page.execute_async_script(script, url, request) == "other-origin"
+    assert stored() == [(7, "Monstera", None)]
