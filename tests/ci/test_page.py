@@ -17,7 +17,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.server import HEADERS, TOKEN, Server, free_port, wait_until
 
-# A proxy that shows the service below /garden, and has nothing at the other paths of its host.
+# The proxy shows the service below /garden. Its other paths respond with 404.
 CADDYFILE = """
 {
     admin off
@@ -29,7 +29,7 @@ http://127.0.0.1:%d {
     respond 404
 }
 """
-CLEAR = (Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)  # what a person types to empty a field
+CLEAR = (Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)  # the keys that empty a field
 
 
 class Page(webdriver.Chrome):
@@ -44,7 +44,7 @@ class Page(webdriver.Chrome):
         super().__init__(options, webdriver.ChromeService("/usr/bin/chromedriver"))
 
     def show(self, width: int, height: int, **media: str) -> None:
-        """Make the screen so many CSS pixels large, and its media features what is given."""
+        """Set the size of the screen in CSS pixels, and media features such as forced_colors."""
         features = [{"name": k.replace("_", "-"), "value": v} for k, v in media.items()]
         self.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -63,7 +63,7 @@ class Page(webdriver.Chrome):
         webdriver.ActionChains(self).send_keys(*keys).perform()
 
     def send(self, status: str, id: str, name: str, tag: str = "", token: str = TOKEN) -> str:
-        """Load the page, fill it in and send it; return the body that comes with the status."""
+        """Load the page, fill it in, send it; return the body once the response has the status."""
         self.get(self.url)
         self.type(Keys.TAB, *[Keys.TAB + value for value in (token, id, name, tag)])
         self.type(Keys.TAB, Keys.ENTER)
@@ -73,13 +73,13 @@ class Page(webdriver.Chrome):
 
 @pytest.fixture
 def server(serve) -> Server:
-    """A service of the test's own, as a test may stop it."""
+    """A service for this test alone, because the test may stop it."""
     return serve()
 
 
 @pytest.fixture
 def proxy(tmp_path, server) -> Iterator[tuple[subprocess.Popen, str]]:
-    """A Caddy in front of the service, and the page's address there, which ends in no slash."""
+    """A Caddy in front of the service, and the page's address there, without a slash at the end."""
     configuration, log, port = tmp_path / "Caddyfile", tmp_path / "caddy.log", free_port()
     configuration.write_text(CADDYFILE % (port, server.port))
     command = ["caddy", "run", "--adapter=caddyfile", f"--config={configuration}"]
@@ -121,7 +121,7 @@ def test_the_page_finds_the_service_below_the_path_of_a_proxy(page):
 
 
 def test_a_response_names_its_request(page, server):
-    """The plant's id and the request id, with which an operator finds the line of the log."""
+    """It shows the plant's id, and the request id, by which an operator finds the log line."""
     for status, number in (("200", "8"), ("400", "9" * 30)):
         page.send(status, number, "Monstera")
         found = re.fullmatch(rf"Plant with id {number}, X-Request-ID: (\w+)", page.text("request"))
@@ -221,16 +221,16 @@ def test_everybody_can_use_the_page(page, width, media):
 
 
 def test_a_page_of_another_origin_may_send_any_header(page, server, stored):
-    """Libraries for tracing add headers of their own to each request; a browser asks for all."""
+    """Tracing libraries add headers to each request; the browser asks whether it may send them."""
     page.get(f"http://localhost:{server.port}/openapi.json")
     names = ("X-Request-ID", "traceparent", "tracestate", "baggage", "sentry-trace")
     headers = {**HEADERS, **dict.fromkeys(names, "other-origin")}
-    body = json.dumps({"id": 7, "name": "Monstera"})
-    request = json.dumps({"method": "POST", "headers": headers, "body": body})
+    request = {"method": "POST", "headers": headers, "body": '{"id": 7, "name": "Monstera"}'}
+    script = """
+        const [url, request, done] = arguments;
+        const requestId = (response) => response.headers.get("X-Request-ID");
+        fetch(url, request).then(requestId).catch(String).then(done);
+    """
     url = f"http://127.0.0.1:{server.port}/plants"
-    script = "const [url, request, done] = arguments; fetch(url, JSON.parse(request)).then("
-    script += (
-        "(response) => done(response.headers.get('X-Request-ID')), (error) => done(`${error}`));"
-    )
     assert page.execute_async_script(script, url, request) == "other-origin"
     assert stored() == [(7, "Monstera", None)]
