@@ -58,15 +58,16 @@ def require_no_old_file(path: str, old_path: str) -> None:
 
     Versions that did not ignore it made such files, whose plants would seem to be gone.
     """
-    if path == old_path or not os.path.exists(old_path):
-        return
-    blanks = "[[:space:]]" * (len(old_path) - len(path))
-    names = [suffix for suffix in ("", "-wal") if os.path.exists(old_path + suffix)]
-    moves = [f"mv -n {shlex.quote(path)}{blanks}{end} {shlex.quote(path + end)}" for end in names]
-    raise ValueError(
-        "the name of the SQLite file ends in white space, which DATABASE_URL no longer adds to it; "
-        f"while nothing uses it, and if {path} does not exist, rename it: {' && '.join(moves)}"
-    )
+    if path != old_path and os.path.exists(old_path):
+        blanks = "[[:space:]]" * (len(old_path) - len(path))
+        ends = [end for end in ("", "-wal") if os.path.exists(old_path + end)]
+        moves = [
+            f"mv -n {shlex.quote(path)}{blanks}{end} {shlex.quote(path + end)}" for end in ends
+        ]
+        raise ValueError(
+            "the name of the SQLite file ends in white space, which is ignored in DATABASE_URL "
+            f"now; if there is no {path}, stop the service and rename it: {' && '.join(moves)}"
+        )
 
 
 def read_tokens() -> list[str]:

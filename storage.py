@@ -75,8 +75,9 @@ class Engine(abc.ABC):
         """Close the connection, if there is one."""
 
 
-# An entry's outcome until the writer sets one.
-BUSY = Unavailable("the storage is busy or hangs")
+BUSY = Unavailable("the storage is busy or hangs")  # an entry's outcome until the writer sets one
+DIFFERENT = Conflict("id: already used by a different plant, which was not changed")
+IGNORED = Rejected("it was not stored: a trigger keeps it out")
 
 
 @dataclass(slots=True, eq=False)
@@ -193,23 +194,16 @@ class Storage:
         has_written = not plants or any(stored.get(each) == plants[each] for each in plants)
         if has_written:
             self._stored_at = time.monotonic()
-        unproven = []
         for entry in entries:
             plant = entry.plant
             found = plant and stored.get(plant.id)
             if found != plant:
-                entry.failure = (
-                    Conflict("id: already used by a different plant, which was not changed")
-                    if found
-                    else Rejected("it was not stored: a trigger keeps it out")
-                )
+                entry.failure = DIFFERENT if found else IGNORED
             elif has_written and (not plant or plant == plants[plant.id]):
                 entry.failure = None
-            else:
-                # A health check among conflicts; or a plant that equals the stored one, but was not
-                # written, as a conflict with the same id came first.
-                unproven.append(entry)
-        if unproven:
+        # What is left is a health check among conflicts; or a plant that equals the stored one, but
+        # was not written, as a different plant with the same id came first.
+        if unproven := [entry for entry in entries if entry.failure is BUSY]:
             self._store(unproven, PART_LOCK_LIMIT)
 
     def _fail(self, error: Exception) -> None:

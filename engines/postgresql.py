@@ -17,23 +17,23 @@ from storage import Engine, Locked, Rejected, Unavailable
 BATCH_TIMEOUT = 8.0  # seconds, connecting included
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
-# A role, a database or a neighbour behind the same pooler may have other settings. Rivals for one
-# id would fail at any isolation level above this one, which has to be set before anything is read.
-SETTINGS = """
+# ClientCursor puts the values into the text, so this is one message and one transaction, even
+# behind a pooler. The settings hold whatever a role, a database or a neighbour has set. The first
+# one has to come first; at a higher level, rivals for one id would fail. A row that is there gets
+# an UPDATE that changes nothing: a commit that wrote nothing would not wait for the standbys, which
+# may lack the row.
+INSERT = f"""
     SET LOCAL transaction_isolation = 'read committed';
     SET LOCAL synchronous_commit = on;
     SET LOCAL client_min_messages = warning;
     SET LOCAL statement_timeout = '4s';
-    SET LOCAL lock_timeout = %s;"""
-# ClientCursor puts the values into the text, so settings and statement are one message and one
-# transaction, even behind a pooler. A row that is there gets an UPDATE that changes nothing: a
-# commit that wrote nothing would not wait for the standbys, which may lack the row.
-INSERT = f"""{SETTINGS}
+    SET LOCAL lock_timeout = %s;
     INSERT INTO plants ({COLUMNS})
     SELECT {COLUMNS} FROM json_to_recordset(%s::json) AS plant (id int8, name text, tag text)
     ON CONFLICT (id) DO UPDATE SET name = plants.name RETURNING {COLUMNS}"""
-# An INSERT of no row needs the same rights. The message is a record that nobody reads and that
-# locks nothing, but whose commit waits as that of a plant does.
+# An INSERT of no row needs the same rights. The SELECT reads the end of the table, where the next
+# plant goes. The message is a record that nobody reads and that locks nothing, but its commit waits
+# as that of a plant does.
 TRY_A_WRITE = f"""{INSERT};
     SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     SELECT pg_logical_emit_message(true, 'plants', '')"""
@@ -71,17 +71,12 @@ class PostgreSQLEngine(Engine):
             found = cursor.set_result(-1).fetchall() if plants else []  # of the last statement
             return {plant.id: plant for plant in map(Plant._make, found)}
         except psycopg.Error as error:
-            if is_plants_fault(error):
-                raise Rejected(describe(error)) from None
-            # A policy that refuses a plant, and a missing GRANT, which concerns all plants, have
-            # the same SQLSTATE. So a plant that is refused alone may still be accepted later.
-            if isinstance(error, errors.LockNotAvailable | errors.InsufficientPrivilege):
-                raise Locked(describe(error)) from None
-            was_lost = previous is not None and previous.closed
-            self.close()
-            if was_lost:  # The server may have been restarted: try once more on a new connection.
-                return self.insert(plants, lock_limit)
-            raise Unavailable(describe(error)) from None
+            failure, was_lost = translate(error), previous is not None and previous.closed
+            if type(failure) is Unavailable:
+                self.close()
+                if was_lost:  # The server may have been restarted: try once more, on a new one.
+                    return self.insert(plants, lock_limit)
+            raise failure from None
         except BaseException as error:
             # An error of ours or a timeout: nobody knows what the connection is still doing.
             self.close()
@@ -109,8 +104,8 @@ class PostgreSQLEngine(Engine):
                 # Several processes may create it at once: all but the first one fail.
                 with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
                     connection.execute(SCHEMA)
-        except psycopg.Error as error:  # No plant is at fault, whatever it is.
-            raise Unavailable(describe(error)) from None
+        except psycopg.Error as error:  # Whatever it is, no plant is at fault.
+            raise Unavailable(str(translate(error))) from None
         self.description = f"PostgreSQL in {connection.info.dbname} at {connection.info.host}"
         return connection
 
@@ -122,17 +117,17 @@ class PostgreSQLEngine(Engine):
         self._is_replicated &= notice.source_function != "SyncRepWaitForLSN"
 
 
-def is_plants_fault(error: psycopg.Error) -> bool:
-    """Tell whether the database may refuse one plant for good, rather than fail for a while."""
-    return error.diag.source_function in RAISES or isinstance(error, PLANT_ERRORS)
-
-
-def describe(error: psycopg.Error) -> str:
-    """Return one line for the log, in which no plant is quoted."""
+def translate(error: psycopg.Error) -> Rejected | Unavailable:
+    """Return our exception for one of psycopg's: one line, without plants."""
+    code = f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
+    if error.diag.source_function in RAISES or isinstance(error, PLANT_ERRORS):
+        return Rejected(code)
     # A context tells of a function, as of a trigger, which can put a plant into any message.
-    if is_plants_fault(error) or error.diag.context:
-        return f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
-    return str(error).partition("\n")[0]
+    reason = code if error.diag.context else str(error).partition("\n")[0]
+    # A policy that refuses one plant, and a missing GRANT, which concerns all of them, have the
+    # same SQLSTATE. So a plant that is refused alone is not rejected for good.
+    is_locked = isinstance(error, errors.LockNotAvailable | errors.InsufficientPrivilege)
+    return Locked(reason) if is_locked else Unavailable(reason)
 
 
 def parse_url(url: str) -> dict[str, Any]:
@@ -150,27 +145,24 @@ def parse_url(url: str) -> dict[str, Any]:
     port = str(given.get("port", 0)).replace(",", "0")
     if not port.isdecimal() or "@" in f"{given.get('host')}{given.get('dbname')}":
         raise ValueError(wrong)
-    require_possible_values(given)
-    hosts = given.get("hostaddr") or given.get("host") or ""
-    # Of several servers, find the one that accepts writes. Do not ask a single one: PgBouncer
-    # repeats what its first server said, even after that has become a primary.
-    several = {"target_session_attrs": "read-write"} if "," in str(hosts) else {}
+    hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
+    require_possible_values(given, len(hosts))
     return {
         "connect_timeout": 2,  # seconds, for each address
         "keepalives_idle": 60,  # seconds; routers forget silent connections
-        **several,
+        # Of several servers, find the one that accepts writes. Do not ask a single one: PgBouncer
+        # repeats what its server said at first, even after that has become the primary.
+        "target_session_attrs": "read-write" if len(hosts) > 1 else "any",
         **given,
         "client_encoding": "utf8",
     }
 
 
-def require_possible_values(given: Mapping[str, Any]) -> None:
+def require_possible_values(given: Mapping[str, Any], hosts: int) -> None:
     """Raise ValueError if libpq or psycopg can never accept a value. Sends nothing."""
     # They check most values only when they connect. So connect to a multicast address, which the
-    # system refuses to TCP at once. A service needs a file, which may appear later.
-    hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
-    trial = {name: value for name, value in given.items() if name != "service"}
-    trial |= {"host": ",".join(hosts), "hostaddr": ",".join(["224.0.0.1"] * len(hosts))}
+    # system refuses to TCP at once. A service is named in a file, which may appear later.
+    trial = {**given, "hostaddr": ",".join(["224.0.0.1"] * hosts), "service": None}
     try:
         psycopg.connect(**trial).close()
     except (psycopg.Error, UnicodeError) as error:

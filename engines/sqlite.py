@@ -17,8 +17,12 @@ from plant import Plant
 from storage import Engine, Rejected, Unavailable
 
 APPLICATION_ID = 0x504C4E54  # "PLNT"
-# Changes nothing, and yet writes to the file. BEGIN IMMEDIATE would succeed on a read-only file.
-TRY_A_WRITE = f"PRAGMA application_id = {APPLICATION_ID}"
+COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
+# Reads the end of the table, where the next plant goes: its page may be damaged, or a column may be
+# missing in an older file. Then writes to the file without a change, as BEGIN IMMEDIATE would
+# succeed on a read-only file.
+TRY_A_WRITE = f"""SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
+    PRAGMA application_id = {APPLICATION_ID}"""
 # Without fullfsync, macOS leaves synced data in the drive's volatile memory.
 PREPARE = f"""
     PRAGMA synchronous = FULL; PRAGMA fullfsync = ON;
@@ -27,14 +31,12 @@ PREPARE = f"""
     CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;
     {TRY_A_WRITE}; PRAGMA user_version = 1;
     COMMIT"""
-COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 # A plant that equals the stored one is written once more, so that the sync covers it, too. There is
 # no RETURNING: a cursor that is read halfway keeps its transaction open, and all later plants would
 # be acknowledged, but lost. Without rows to fetch, the commit is part of the one step.
 INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
     DO UPDATE SET id = plants.id WHERE name = excluded.name AND tag IS excluded.tag"""
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
-READ_THE_END = f"SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1"
 
 
 class SQLiteEngine(Engine):
@@ -44,8 +46,6 @@ class SQLiteEngine(Engine):
         """Name a file. Raises ValueError if no file can have this name."""
         # SQLite keeps its other files beside the file that a link leads to.
         self._path = os.path.realpath(path)
-        if os.path.isdir(self._path):
-            raise ValueError(f"DATABASE_URL must name a file, but {self._path} is a folder")
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._connection: sqlite3.Connection | None = None  # once opened, it is never opened again
         self._files: list[tuple[int, int]] = []  # the ids of the files that it has open
@@ -77,14 +77,17 @@ class SQLiteEngine(Engine):
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         """Store plants as Engine says. SQLite locks no rows, so `lock_limit` has no meaning."""
+        stored = {plant.id: plant for plant in plants}
+        insert = INSERT.format(rows=", ".join([ROW] * len(plants)))
+        values = [value for plant in plants for value in plant]
         with translate_errors(self._path):
             connection = self._connection = self._connection or self._open()
-            if plants:
-                stored = self._insert(connection, plants)
-            else:
-                stored = {}
-                connection.execute(READ_THE_END).fetchall()
-                connection.execute(TRY_A_WRITE)
+            if not plants:
+                connection.executescript(TRY_A_WRITE)
+            # If as many rows were written as there are plants, each was new or the same as before.
+            elif connection.execute(insert, values).rowcount != len(plants):
+                found = connection.execute(FIND.format(ids=", ".join(map(str, stored)))).fetchall()
+                stored = {plant.id: plant for plant in map(Plant._make, found)}
             if file_ids(self._path) != self._files:  # The commit went to files that are gone.
                 raise Unavailable(
                     f"{self._path} was deleted or replaced; do not restart: see docs/data.md"
@@ -97,25 +100,10 @@ class SQLiteEngine(Engine):
             with contextlib.suppress(Unavailable), self.locked():
                 self._connection.close()
 
-    def _insert(
-        self, connection: sqlite3.Connection, plants: Sequence[Plant]
-    ) -> Mapping[int, Plant]:
-        """Write and commit plants; return the stored plant for each id."""
-        rows = ", ".join([ROW] * len(plants))
-        values = [value for plant in plants for value in plant]
-        if connection.execute(INSERT.format(rows=rows), values).rowcount == len(plants):
-            return {plant.id: plant for plant in plants}  # Each was new, or the same as before.
-        find = FIND.format(ids=", ".join("?" * len(plants)))
-        found = connection.execute(find, [plant.id for plant in plants]).fetchall()
-        return {plant.id: plant for plant in map(Plant._make, found)}
-
     def _open(self) -> sqlite3.Connection:
         """Connect to the file; create it first if there is none."""
         if is_mount_point(self._path):
-            raise Unavailable(
-                f"{self._path} is mounted alone, and plants in {self._path}-wal would be lost; "
-                "mount its folder instead"
-            )
+            raise Unavailable(f"{self._path} is mounted without its -wal; mount its folder instead")
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
         # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.

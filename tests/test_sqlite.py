@@ -70,6 +70,33 @@ def test_a_file_that_is_not_ours_ends_the_start_in_one_line(serve, database, con
     assert database.read_bytes() == before
 
 
+def test_a_table_without_a_column_ends_the_start_in_one_line(serve, database):
+    """An older version may have made it. The start reads what a plant has to have."""
+    execute(database, SCHEMA.replace(", tag TEXT", ""))
+    fails_with(serve(command=[sys.executable, "start.py"]), "plants.db: no such column: tag$")
+
+
+@pytest.mark.parametrize("place", ["root", "last leaf"])
+def test_a_damaged_end_of_the_table_fails_the_health_check(engine, serve, database, place):
+    """The next plant would go there. A write somewhere else in the file proves nothing."""
+    engine.insert([Plant(number, "x" * 500) for number in range(200)], 100)
+    engine.close()
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        page = "SELECT rootpage FROM sqlite_schema"
+        if place != "root":
+            page = "SELECT max(pageno) FROM dbstat WHERE name = 'plants' AND pagetype = 'leaf'"
+        ((number,),) = connection.execute(page)
+        ((size,),) = connection.execute("PRAGMA page_size")
+    with database.open("r+b") as file:
+        file.seek((number - 1) * size)
+        file.write(b"\xff" * size)
+    with contextlib.closing(SQLiteEngine(str(database))) as damaged:
+        for plants in ([Plant(1000, "n")], []):
+            with pytest.raises(Unavailable, match="malformed"):
+                damaged.insert(plants, 100)
+    fails_with(serve(command=[sys.executable, "start.py"]), "malformed$")
+
+
 def test_every_connection_syncs_every_commit(engine, database):
     """These settings belong to a connection, not to the file; so does how large a WAL stays."""
     execute(database, SCHEMA)

@@ -1,9 +1,13 @@
 """The start and the stop of the service, as whoever runs it meets them; and other WSGI servers."""
 
+import contextlib
 import os
 import re
 import shlex
 import signal
+import socket
+import sqlite3
+import subprocess
 import sys
 
 import pytest
@@ -62,7 +66,17 @@ WRONG_URLS = {  # and what is said of them; of a password nothing is repeated
     "postgresql://u:p/x?SECRET@h/d": "percent-encoded",
     "postgresql://u:SECRET/d?host=/run": "percent-encoded",
     "postgresql://u@h/d?password-SECRET": "percent-encoded",
-    "postgresql://u:SECRET@h/d?pgbouncer=true": 'query parameter: "pgbouncer"',
+    "postgresql://u:SECRET@h/d?pgbouncer=true": 'query parameter: "pgbouncer"; remove it$',
+    "sqlite:///:memory:": "must name a file like ",
+    "sqlite:///": "must name a file like ",
+    # Values that libpq or psycopg can never accept.
+    "postgresql://u:SECRET@h/d?sslmode=no-verify": "^DATABASE_URL: invalid sslmode value$",
+    "postgresql://u:SECRET@h:99999/d": "^DATABASE_URL: invalid port number$",
+    "postgresql://u:1/d?sslmode=SECRET@h/d": "^DATABASE_URL: invalid sslmode value$",
+    "postgresql://u@h/d?connect_timeout=SECRET": "^DATABASE_URL: bad value for connect_timeout$",
+    "postgresql://u@h/d?keepalives_idle=SECRET": 'value for connection option "keepalives_idle"$',
+    "postgresql://u@h/d?target_session_attrs=SECRET": "invalid target_session_attrs value$",
+    "postgresql://h1:1,h2:2/d?host=h1,h2,h3": "could not match 2 port numbers to 3 hosts$",
 }
 
 
@@ -71,6 +85,57 @@ def test_a_url_that_names_no_storage_is_refused(url):
     with pytest.raises(ValueError, match=WRONG_URLS[url]) as error:
         get_storage(url)
     assert "SECRET" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql:///d?service=none", "postgresql://h/d?sslcert=/none"])
+def test_a_url_that_depends_on_files_is_accepted(open_storage, url):
+    """They may appear later. Until then the storage is unavailable."""
+    assert open_storage(url)
+
+
+def test_white_space_around_the_url_is_ignored(serve, database):
+    """Secrets often end in a line break."""
+    server = serve(DATABASE_URL=f" sqlite:///{database}\n")
+    assert server.health() == 200
+    assert {file.name.partition("-")[0] for file in database.parent.glob("*.db*")} == {"plants.db"}
+
+
+def test_a_file_whose_name_ends_in_white_space_is_renamed_by_the_command_of_the_start(
+    serve, database, stored
+):
+    """An earlier version made it. A new, empty file would seem to have lost all plants."""
+    url = f"sqlite:///{database}\r\n"
+    with contextlib.closing(sqlite3.connect(f"{database}\r\n")) as old:
+        old.executescript("PRAGMA journal_mode = WAL; PRAGMA application_id = 0x504C4E54")
+        old.execute(
+            "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
+        )
+        old.execute("INSERT INTO plants VALUES (1, 'one', NULL)")
+        old.commit()
+        assert os.path.exists(f"{database}\r\n-wal")
+        server = serve(DATABASE_URL=url)
+        fails_with(server, f"stop the service and rename it: mv -n {database}.* && mv -n .*-wal")
+        subprocess.run(server.said()[0].rpartition("rename it: ")[2], shell=True, check=True)
+    assert serve(DATABASE_URL=url).health() == 200
+    assert stored() == [(1, "one", None)]
+
+
+def test_the_start_finds_its_modules_with_a_safe_path(serve, tmp_path):
+    """With PYTHONSAFEPATH, Python leaves out the folder of a script."""
+    command = ["env", "-C", str(tmp_path), sys.executable, str(ROOT / "start.py")]
+    server = serve(command=command, PYTHONSAFEPATH="1")
+    assert server.wait() == 0
+    assert "plants are stored in SQLite" in server.err
+
+
+def test_ctrl_c_while_the_start_waits_prints_no_traceback(serve):
+    """A server that accepts a connection and says nothing keeps it waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/plants"
+        server = serve(command=[sys.executable, "start.py"], DATABASE_URL=url)
+        with silent.accept()[0]:
+            server.process.send_signal(signal.SIGINT)
+            assert server.wait() == -signal.SIGINT and not server.err
 
 
 def test_a_worker_that_is_starting_ends_at_once(serve):

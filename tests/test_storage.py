@@ -182,6 +182,36 @@ def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, name, fa
     assert writes <= engine.inserts.count([]) <= 2 * writes  # two, where halves are stored
 
 
+@pytest.mark.parametrize("failure", [None, FULL])
+def test_conflicts_prove_nothing_to_a_health_check(memory, engine, failure):
+    """If every plant of a batch is a conflict, nothing was written; so the check writes itself."""
+    memory.add(ZERO)
+    engine.now += 2
+    engine.before_check = Mock(side_effect=failure)
+    outcome = failure and type(failure)
+    assert kinds(queue_together(memory, *plants(0, 0), None)) == [Conflict, Conflict, outcome]
+    assert kinds(queue_together(memory, *plants(0))) == [Conflict]
+    assert engine.inserts[1:] == [plants(0), [], plants(0)]
+    engine.now += 2 if failure else 0.9
+    assert kinds([queue_up(memory.check, PATIENCE)]) == [outcome]
+    assert engine.inserts[4:] == [[]] * bool(failure)
+
+
+def test_an_equal_plant_behind_a_conflict_is_written_on_its_own(memory, engine):
+    """Of an id, the batch writes only the first plant. The other one's success needs a write."""
+    memory.add(ZERO)
+    assert kinds(queue_together(memory, *plants(0), ZERO, *plants(1))) == [Conflict, None, None]
+    assert engine.inserts[1:] == [plants(0, 1), [ZERO]]
+
+
+def test_a_closed_storage_refuses_plants_at_once(engine):
+    """It does not let a request wait for a writer that has ended."""
+    storage = Storage(engine)
+    storage.close()
+    with pytest.raises(Unavailable, match="closed"):
+        storage.add(ZERO)
+
+
 def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine, monkeypatch):
     """Anybody may ask, and each write is a sync."""
     memory.add(ZERO)

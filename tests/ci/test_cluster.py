@@ -1,5 +1,6 @@
 """PostgreSQL with standbys, and behind PgBouncer: every plant that was answered for is there."""
 
+import contextlib
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -63,22 +64,46 @@ def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_u
     assert read_names(server.url)[7] == "Monstera"
 
 
-@pytest.fixture
-def pooled_url(postgresql) -> Iterator[str]:
-    """The URL of a PgBouncer in transaction mode, for a role whose commits do not wait."""
-    postgresql.execute("CREATE ROLE pooled LOGIN; ALTER ROLE pooled SET synchronous_commit = off")
-    postgresql.execute("CREATE DATABASE pooled OWNER pooled")
-    (settings := postgresql.folder / "settings").write_text(
-        f"[databases]\npooled = host={postgresql.folder} user=pooled\n"
-        f"[pgbouncer]\npool_mode = transaction\nunix_socket_dir = {postgresql.folder}\n"
+@contextlib.contextmanager
+def pooler(server: PostgreSQL, database: str, user: str) -> Iterator[str]:
+    """A PgBouncer in transaction mode before a server: the URL of a database behind it."""
+    (settings := server.folder / "settings").write_text(
+        f"[databases]\n{database} = host={server.folder} user={user}\n"
+        f"[pgbouncer]\npool_mode = transaction\nunix_socket_dir = {server.folder}\n"
         "auth_type = any\nlisten_addr =\nlisten_port = 6432\n"
     )
-    with subprocess.Popen(["pgbouncer", settings], **OPTIONS) as pooler:
+    with subprocess.Popen(["pgbouncer", settings], **OPTIONS) as process:
         try:
-            postgresql.wait_for("6432")
-            yield f"postgresql:///pooled?host={postgresql.folder}&port=6432&user=pooled"
+            server.wait_for("6432")
+            yield f"postgresql:///{database}?host={server.folder}&port=6432&user={user}"
         finally:
-            pooler.kill()
+            process.kill()
+
+
+@pytest.fixture
+def pooled_url(postgresql) -> Iterator[str]:
+    """The URL of a pooler, for a role whose commits do not wait, and at a high isolation level."""
+    postgresql.execute(
+        "CREATE ROLE pooled LOGIN; ALTER ROLE pooled SET synchronous_commit = off; "
+        "ALTER ROLE pooled SET default_transaction_isolation = 'repeatable read'"
+    )
+    postgresql.execute("CREATE DATABASE pooled OWNER pooled")
+    with pooler(postgresql, "pooled", "pooled") as url:
+        yield url
+
+
+def test_a_pooler_that_met_a_standby_first_works_once_that_is_promoted(serve):
+    """PgBouncer still says in_hot_standby then, as the standby did when it connected to it."""
+    with (
+        PostgreSQL() as primary,
+        PostgreSQL(primary) as standby,
+        pooler(standby, "postgres", "postgres") as url,
+    ):
+        server = serve(DATABASE_URL=url, WEB_CONCURRENCY="1")
+        assert server.post(MONSTERA)[0] == server.health() == 503
+        standby.execute("SELECT pg_promote()")
+        wait_until(lambda: server.health() == 200)
+        assert server.post(MONSTERA)[0] == STORED
 
 
 def test_a_pooler_changes_nothing(pooled_url, open_storage):
@@ -89,13 +114,15 @@ def test_a_pooler_changes_nothing(pooled_url, open_storage):
         storage.check(PATIENCE)
         neighbour.execute(
             "ALTER TABLE plants ADD session int DEFAULT pg_backend_pid(), "
-            "ADD setting text DEFAULT current_setting('synchronous_commit')"
+            "ADD setting text DEFAULT current_setting('synchronous_commit'), "
+            "ADD level text DEFAULT current_setting('transaction_isolation')"
         )
         neighbour.execute("SET synchronous_commit = off")
         storage.add(Plant(7, "n"))
         with neighbour.transaction():
             neighbour.execute("SELECT")  # from now on it has the session that was used last
             storage.add(Plant(8, "n"))
-        seen = dict(neighbour.execute("SELECT session, setting FROM plants").fetchall())
-        assert [*seen.values()] == ["on", "on"]
+        seen = neighbour.execute("SELECT session, setting, level FROM plants").fetchall()
+        assert [row[1:] for row in seen] == [("on", "read committed")] * 2
+        assert len({session for session, *_ in seen}) == 2
         assert neighbour.execute("SHOW lock_timeout").fetchone() == ("0",)

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import struct
@@ -118,6 +119,31 @@ def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk):
     assert writers.answers.keys() == {STORED, 503}
     assert "database or disk is full" in server.out
     assert writers.acknowledged.items() <= read_names(url).items()
+
+
+def test_conflicts_on_a_full_disk_do_not_keep_the_service_well(serve, disk):
+    """A batch in which every plant is a conflict writes nothing, and so proves nothing."""
+    server = serve(WEB_CONCURRENCY="1")
+    for number in range(100):
+        assert server.post({"id": number, "name": "one"})[0] == STORED
+    with disk.full():
+        large = ({"id": number, "name": "n" * 10_000} for number in itertools.count(1000))
+        wait_until(lambda: server.post(next(large))[0] == server.health() == 503)
+        for _ in range(20):
+            assert server.post({"id": 7, "name": "another"})[0] == 409
+            assert server.health() == 503
+
+
+def test_a_file_that_is_mounted_alone_ends_the_start_in_one_line(serve, disk, database, tmp_path):
+    """As by docker run -v ./plants.db:/data/plants.db: its -wal would go with the container."""
+    (file := tmp_path / "my plants.db").touch()
+    (target := database.with_name("my plants.db")).touch()
+    subprocess.run(["mount", "--bind", file, target], check=True)
+    try:
+        url = f"sqlite:///{target}".replace(" ", "%20")
+        fails_with(serve(DATABASE_URL=url), "is mounted without its -wal; mount its folder instead")
+    finally:
+        subprocess.run(["umount", target], check=True)
 
 
 @pytest.mark.parametrize("end", [None, Server.stop, Server.kill])
