@@ -50,7 +50,7 @@ class Engine(abc.ABC):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` so that waiting for this database stops no other request.
 
-        Raises what `store` raises, and Unavailable if it takes too long.
+        Raises what `store` raises. May raise Unavailable if that takes too long.
         """
 
     def locked(self) -> contextlib.AbstractContextManager[object]:

@@ -37,10 +37,10 @@ INSERT = f"""
 TRY_A_WRITE = f"""{INSERT};
     SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     SELECT pg_logical_emit_message(true, 'plants', '')"""
-# The classes of errors for which one plant may be at fault. ProgramLimitExceeded: an index limits
-# the length of a text.
+# Errors for which one plant may be at fault. ProgramLimitExceeded: an index limits a text's length.
 PLANT_ERRORS = errors.IntegrityError, errors.DataError, errors.ProgramLimitExceeded
-# The functions of the server that raise what a trigger raises on purpose, whatever its SQLSTATE.
+# The server's functions for RAISE and ASSERT: a trigger refuses a plant on purpose, under any
+# SQLSTATE. Other errors inside a trigger, like a full disk, pass.
 RAISES = "exec_stmt_raise", "exec_stmt_assert"
 
 
