@@ -144,7 +144,7 @@ class SQLiteEngine(Engine):
         # brings them to the disk. We would append to them, a power cut would lose them, and SQLite
         # would stop reading at the gap: plants behind it that were synced would be lost, too. The
         # checkpoint copies the frames into the file and syncs that, so nothing depends on them.
-        # No test shows this, as it takes a disk that fails a sync and forgets the pages.
+        # tests/ci/test_crashes.py shows the loss without it.
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is checkpointing it; stop that first")
 
