@@ -31,7 +31,6 @@ JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
 INCOMPLETE = "the body was incomplete or too slow; send it again"
-BAD_CHUNKS = "the chunked encoding is invalid, or the request exceeds 32 KiB"
 # What clients read if the reason is only for the operator. The log has the reason.
 REJECTED = "the database rejects this plant; retrying will not help"
 UNAVAILABLE = "the storage is not available now"
@@ -61,30 +60,16 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     digests = {hashlib.sha256(token.encode()).digest() for token in tokens}
     app.install(partial(require_token, digests))  # For every route without `skip`.
     app.post("/plants", callback=partial(create_plant, storage))
-    public = {"method": ["GET", "HEAD"], "skip": True}
-    app.route("/healthz", callback=partial(check_health, storage), **public)
-    app.route("/livez", callback=lambda: OK, **public)
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
-    app.route("/openapi.json", callback=lambda: document, **public)
-    page = partial(HTTPResponse, PAGE.read_bytes(), Content_Type="text/html; charset=utf-8")
-    app.route("/", callback=page, **public)
-    for rule in {route.rule for route in app.routes}:
-        methods = [route.method for route in app.routes if route.rule == rule]
-        allowed = ", ".join(sorted([*methods, "OPTIONS"]))
-        app.route(rule, "OPTIONS", partial(answer_options, allowed), skip=True)
+    public = {
+        "/healthz": partial(check_health, storage),
+        "/livez": lambda: OK,
+        "/openapi.json": lambda: document,
+        "/": partial(HTTPResponse, PAGE.read_bytes(), Content_Type="text/html; charset=utf-8"),
+    }
+    for path, respond in public.items():
+        app.route(path, ["GET", "HEAD"], respond, skip=True)
     return app
-
-
-def answer_options(allowed: str, **_: Any) -> HTTPResponse:
-    """OPTIONS of a path that exists: return its methods (RFC 9110 section 9.3.7).
-
-    This is also the preflight, by which a browser asks if a page of another origin may send a
-    token. One route for all paths would be shorter, but makes Bottle answer 405 in place of 404.
-    """
-    headers = {"Allow": allowed, "Access-Control-Allow-Methods": allowed}
-    # The asterisk stands for every header but this one (fetch.spec.whatwg.org).
-    headers["Access-Control-Allow-Headers"] = "Authorization, *"
-    return HTTPResponse(status=204, **headers)
 
 
 def openapi() -> Any:
@@ -216,7 +201,8 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
     except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
         raise HTTPError(408, INCOMPLETE) from None
     except Exception:  # Each server has exceptions of its own for chunks that are not valid.
-        raise HTTPError(400, BAD_CHUNKS) from None
+        message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
+        raise HTTPError(400, message) from None
     if len(body) > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
     if len(body) < length:
@@ -231,9 +217,11 @@ def error_body(error: HTTPError) -> bytes:
         path = request.environ["PATH_INFO"]  # request.path would make one slash of two.
         message = f"there is nothing at {path}; plants are created with POST /plants"
     elif error.status_code == 405:
-        methods = error.headers["Allow"].split(",")
+        methods = sorted([*error.headers["Allow"].split(","), "OPTIONS"])
         error.headers["Allow"] = ", ".join(methods)
         message = f"method not allowed; use {', '.join(methods[:-1])} or {methods[-1]}"
+        if request.method == "OPTIONS":
+            return options_body(error)
     elif error.status_code == 500:
         message, reason = f"the service failed; {SAFE}", f"{type(error.exception).__name__}, a bug"
     elif error.exception:
@@ -241,6 +229,19 @@ def error_body(error: HTTPError) -> bytes:
     # If worker.py has refused the request, it has noted the reason already.
     request.environ.setdefault("plants.reason", reason or message)
     return to_json({"error": error.status_code, "message": message[:MESSAGE_LIMIT]})
+
+
+def options_body(error: HTTPError) -> bytes:
+    """Make a 204 of a 405 for OPTIONS, which asks for the methods of a path (RFC 9110, 9.3.7).
+
+    No route has this method, so Bottle raises a 405 that names the others. A 204 is also the answer
+    to a preflight, by which a browser asks if a page of another origin may send a token.
+    """
+    response.status = 204
+    response.headers["Access-Control-Allow-Methods"] = error.headers["Allow"]
+    # The asterisk stands for every header but this one (fetch.spec.whatwg.org).
+    response.headers["Access-Control-Allow-Headers"] = "Authorization, *"
+    return b""
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
