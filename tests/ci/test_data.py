@@ -23,6 +23,7 @@ SERVER = "postgresql://user:password@host/database"
 BACKUP, CHECK = block("sh", "mkdir -p backups && backup="), block("sh", "sqlite3 -readonly")
 CHOOSE, RESTORE = block("sh", "backup=$(ls -t "), block("sh", "replaced=replaced-")
 ADD = block("sh", "other=$replaced/plants.db")
+FIND, LOOK = block("sh", "find /proc"), block("sh", "lslocks")
 PAGE = 4096  # bytes of a page of SQLite
 STORE = f"""sqlite3 plants.db 'WITH RECURSIVE new (id) AS (
     VALUES ({{}}) UNION ALL SELECT id + 1 FROM new WHERE id < {{}}
@@ -104,16 +105,16 @@ def test_a_deleted_file_is_rescued_under_load(serve, database, tmp_path, url):
         for file in database, Path(f"{database}-wal"), Path(f"{database}-shm"):
             file.unlink()
         wait_until(lambda: server.health() == 503)
-        first, second = server.workers()
-        os.kill(first, signal.SIGKILL)
-        # Each post is a connection of its own, so one of them reaches the new worker.
-        wait_until(lambda: server.post(MONSTERA)[0] == STORED)
         # Other processes of this machine may end while `find` looks at them.
-        found = run(tmp_path, f"({block('sh', 'find /proc')}) || true")
+        found = run(tmp_path, f"({FIND}) || true")
         copy = block("sh", "mkdir -m 700 rescued")
         for example, name in (("8069/fd/11", ""), ("8069/fd/12", "-wal")):
-            pattern = rf"(?m)^(/proc/{second}/fd/\d+) {database}{name} \(deleted\)$"
-            copy = copy.replace(f"/proc/{example}", re.search(pattern, found)[1])
+            pattern = rf"(?m)^(/proc/(\d+)/fd/\d+) {database}{name} \(deleted\)$"
+            descriptor, holder = re.search(pattern, found).groups()
+            copy = copy.replace(f"/proc/{example}", descriptor)
+        os.kill(next(pid for pid in server.workers() if pid != int(holder)), signal.SIGKILL)
+        # Each post is a connection of its own, so one of them reaches the new worker.
+        wait_until(lambda: server.post(MONSTERA)[0] == STORED)
         checked = run(tmp_path, copy, block("sh", "sqlite3 rescued/plants.db"))
         assert re.fullmatch(r"ok\n\d{3,}\n", checked)
     server.stop()
@@ -164,9 +165,8 @@ def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_p
     with subprocess.Popen(["sqlite3", database], stdin=subprocess.PIPE, text=True) as program:
         program.stdin.write("BEGIN IMMEDIATE;\n")
         program.stdin.flush()
-        look = f"({block('sh', 'lslocks')}) || true"
         line = rf"(?m)^sqlite3 +{program.pid} WRITE {database}-shm$"
-        wait_until(lambda: re.search(line, run(tmp_path, look)))
+        wait_until(lambda: re.search(line, run(tmp_path, f"({LOOK}) || true")))
         wait_until(lambda: server.health() == 503)
         run(tmp_path, block("sh", "kill").replace("5162", str(program.pid)))
     assert server.post(MONSTERA)[0] == STORED

@@ -163,25 +163,29 @@ def test_a_start_that_cannot_succeed_ends_in_a_refused_port(host):
 
 def test_a_backup_is_made_by_cron_and_restored(host):
     """Under load. The copy is sound, the old -wal is gone, and what was stored before is there."""
-    host.run(command("install -d -o plants -m 750 /var/lib/plants-backups"))
+    host.run(block("sh", "install -d -o plants"))
     old = "touch -d 2025-01-$day plants-2025-01-$day.db"
     host.run(f"cd /var/lib/plants-backups; for day in {{10..29}}; do {old}; done; chown plants *")
     with Writers(8000) as clients:
         assert clients.goes_on()
         acknowledged = clients.acknowledged.copy()
-        for line in block("crontab", "MAILTO=root\n").splitlines()[1:]:
-            user, commands = line.split(maxsplit=6)[5:]
-            assert "%" not in commands  # it would end there
-            cron = f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c {quote(commands)} || true"
-            assert host.run(cron) == ""  # else it is mailed
-        assert host.run("ls /var/lib/plants-backups | wc -l") == "14\n"
+        (line,) = host.run("cat /etc/cron.d/plants-backup").splitlines()[1:]
+        user, commands = line.split(maxsplit=6)[5:]
+        assert "%" not in commands  # it would end there
+        cron = f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c {quote(commands)}"
+        assert host.run(cron) == ""  # else it is mailed
+        names = host.run("cd /var/lib/plants-backups; stat -c %A%U *").splitlines()
+        assert len(names) == 14
+        assert names[-1] == "-rw-------plants"
         assert clients.goes_on()
     host.run("systemctl kill --signal=KILL plants; systemctl stop plants.socket plants")
-    look, restore = block("sh", "systemctl stop"), block("sh", "mkdir replaced")
-    assert host.run(f"{look}{restore}").startswith("ok\n")
+    choose, look = block("sh", "backup=$(ls -t /var/lib"), block("sh", "sqlite3 -readonly")
+    restore = block("sh", "systemctl stop plants.socket plants && cd")
+    assert host.run(f"{choose}{look}{restore}").startswith("ok\n")
     assert acknowledged.items() <= (stored := read_names(host.url)).items()
     assert len(stored) < len(clients.acknowledged)
-    assert (host.database.parent / "replaced/plants.db-wal").stat().st_size
+    (left,) = host.database.parent.glob("replaced-*/plants.db-wal")
+    assert left.stat().st_size
     for number, status in ((next(iter(acknowledged)), 409), (5, STORED)):
         assert host.post({"id": number, "name": "another"})[0] == status
 
@@ -227,7 +231,7 @@ def test_a_container_from_its_build_to_its_backup(serve, docker, tmp_path):
     (master,) = re.findall(r"\[(\d+)\] \[INFO\] Listening", server.err)
     assert os.stat(f"/proc/{master}").st_uid == 1000
     run(health)
-    run(block("sh", "docker exec"))
+    assert "('ok',)\n(1,)\n" in run(block("sh", "backup=plants-"))
     (backup,) = tmp_path.glob("plants-*.db")
     assert read_names(f"sqlite:///{backup}") == {7: "Monstera"}
     os.kill(int(master), signal.SIGTERM)
