@@ -219,7 +219,8 @@ def test_a_move_changes_no_plant(tmp_path, open_storage, url, postgresql_url):
     run(tmp_path, "sqlite3 plants.db 'DELETE FROM plants WHERE id > 3'", back)
     assert read_rows(url) == PLANTS
     (new := tmp_path / "new").mkdir()
-    run(new, back)
+    run(new, back, "chown 1000 .", command("chown --reference"))
+    assert {file.stat().st_uid for file in new.glob("plants.db*")} == {1000}
     open_storage(f"sqlite:///{new}/plants.db").check(30)  # the service takes it
     assert read_rows(f"sqlite:///{new}/plants.db") == PLANTS
     assert (new / "plants.db").stat().st_mode & 0o777 == 0o600
@@ -255,6 +256,6 @@ def test_postgresql_is_restored(serve, tmp_path, postgresql_url):
     assert name.stat().st_mode & 0o777 == 0o600
     add = block("sh", 'psql "$server"')
     restore = (f"server='{postgresql_url}' dump={name}", block("sh", "replaced=replaced_"), add)
-    assert "\n     1\n" in run(tmp_path, *restore)
+    assert "\n     1\n" in run(tmp_path, *restore, command('psql "$server" -c "DROP'))
     assert read_names(postgresql_url) == {1: "n", 3: "n"}
     assert serve(DATABASE_URL=postgresql_url).post(plant(1))[0] == STORED
