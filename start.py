@@ -59,14 +59,13 @@ def require_no_old_file(path: str, old_path: str) -> None:
     Versions that did not ignore it made such files, whose plants would seem to be gone.
     """
     if path != old_path and os.path.exists(old_path):
-        blanks = "[[:space:]]" * (len(old_path) - len(path))
+        new = shlex.quote(path)
+        old = new + "[[:space:]]" * (len(old_path) - len(path))
         ends = [end for end in ("", "-wal") if os.path.exists(old_path + end)]
-        moves = [
-            f"mv -n {shlex.quote(path)}{blanks}{end} {shlex.quote(path + end)}" for end in ends
-        ]
+        moves = " && ".join(f"mv -n {old}{end} {new}{end}" for end in ends)
         raise ValueError(
             "the name of the SQLite file ends in white space, which is ignored in DATABASE_URL "
-            f"now; if there is no {path}, stop the service and rename it: {' && '.join(moves)}"
+            f"now; if there is no {path}, stop the service and rename it: {moves}"
         )
 
 

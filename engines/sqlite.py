@@ -65,7 +65,7 @@ class SQLiteEngine(Engine):
         # damage the file (sqlite.org/wal.html, "The WAL-Reset Bug").
         folder, name = os.path.dirname(self._path), f"{self._path}-lock"
         if not os.path.isdir(folder):
-            raise Unavailable(f"the folder {folder} is missing; make it or correct DATABASE_URL")
+            raise Unavailable(f"the folder {folder} of DATABASE_URL is missing; mount or create it")
         with translate_errors(name):
             # Private, since everybody who may read it can lock it.
             lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""The engine for SQLite: which file is taken, what is durable, and who may write when."""
+"""The engine for SQLite: which files it accepts, what is durable, and who may write when."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from tests.support.server import PATIENCE, fails_with, memory
 from tests.support.storage import lock_held, queue_up, read_names, run_in_processes
 
 ONE, TWO = Plant(1, "one"), Plant(2, "two")
-# How the version before made its file, and how this one must.
+# The previous version made its files like this, and so must this one.
 TABLE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
 PRAGMAS = "journal_mode = WAL; PRAGMA application_id = 0x504C4E54; PRAGMA user_version = 1"
 SCHEMA = f"PRAGMA {PRAGMAS}; {TABLE}"
@@ -33,13 +33,13 @@ def execute(database: Path, script: str) -> None:
 
 @pytest.fixture
 def engine(database) -> Iterator[SQLiteEngine]:
-    """An engine of a file that is not there yet."""
+    """An engine for a file that does not exist yet."""
     with contextlib.closing(SQLiteEngine(str(database))) as engine:
         yield engine
 
 
 def test_a_new_file_is_marked_as_ours_and_for_its_user_alone(engine, database):
-    """Who can open a file, even to read it, can lock it and keep the service waiting."""
+    """Everybody who can open it, even to read it, can lock it and keep the service waiting."""
     with engine.locked():
         engine.insert([ONE], 100)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in database.parent.iterdir()}
@@ -60,7 +60,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("content", "words"), REFUSED.values(), ids=REFUSED)
 def test_a_file_that_is_not_ours_ends_the_start_in_one_line(serve, database, content, words):
-    """And it stays as it is."""
+    """The start does not change the file."""
     if isinstance(content, bytes):
         database.write_bytes(content)
     else:
@@ -71,7 +71,7 @@ def test_a_file_that_is_not_ours_ends_the_start_in_one_line(serve, database, con
 
 
 def test_a_table_without_a_column_ends_the_start_in_one_line(serve, database):
-    """An older version may have made it. The start reads what a plant has to have."""
+    """An older version may have made the file. The start reads all columns of a plant."""
     execute(database, SCHEMA.replace(", tag TEXT", ""))
     fails_with(serve(command=[sys.executable, "start.py"]), "plants.db: no such column: tag$")
 
@@ -97,8 +97,8 @@ def test_a_damaged_end_of_the_table_fails_the_health_check(engine, serve, databa
     fails_with(serve(command=[sys.executable, "start.py"]), "malformed$")
 
 
-def test_every_connection_syncs_every_commit(engine, database):
-    """These settings belong to a connection, not to the file; so does how large a WAL stays."""
+def test_every_connection_syncs_each_commit(engine, database):
+    """These settings belong to a connection, not to the file. So does the limit of the WAL."""
     execute(database, SCHEMA)
     engine.insert([ONE], 100)
     (connection,) = [each for each in vars(engine).values() if isinstance(each, sqlite3.Connection)]
@@ -109,7 +109,7 @@ def test_every_connection_syncs_every_commit(engine, database):
 
 
 def test_a_health_check_is_a_write(engine, database):
-    """That can fail where a plant's would, and that changes nothing."""
+    """It fails where a plant's write would fail, and changes nothing."""
     engine.insert([ONE], 100)
     before = Path(f"{database}-wal").read_bytes()
     assert engine.insert([], 100) == {}
@@ -118,7 +118,7 @@ def test_a_health_check_is_a_write(engine, database):
 
 
 def test_a_url_can_have_any_path(open_storage, tmp_path, monkeypatch):
-    """Relative, absolute or percent-encoded; that of a link leads to the file and its WAL."""
+    """It is relative, absolute or percent-encoded. Beside the file of a link is the WAL."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my data").mkdir()
     (tmp_path / "link.db").symlink_to("my data/d.db")
@@ -129,7 +129,7 @@ def test_a_url_can_have_any_path(open_storage, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_replaced_while_it_is_opened_takes_no_plant(engine, database, monkeypatch):
-    """It would take them under a name that it has no more."""
+    """Its name now belongs to another file, so a plant in it would be lost."""
     execute(database, SCHEMA)
     shutil.copy(database, backup := database.with_name("backup"))
     connect = sqlite3.connect
@@ -147,8 +147,8 @@ def test_a_file_that_is_replaced_while_it_is_opened_takes_no_plant(engine, datab
     assert read_names(f"sqlite:///{database}") == {2: "two"}
 
 
-def test_all_is_committed_before_the_files_are_looked_at(engine, url, monkeypatch):
-    """And before an error of what follows: nothing is left in a transaction that others join."""
+def test_a_batch_is_committed_before_the_files_are_compared(engine, url, monkeypatch):
+    """An error after the commit leaves no transaction open that later batches would join."""
     found = []
     engine.insert([ONE], 100)
     monkeypatch.setattr("engines.sqlite.file_ids", lambda _: found.append(read_names(url)))
@@ -159,8 +159,10 @@ def test_all_is_committed_before_the_files_are_looked_at(engine, url, monkeypatc
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 @pytest.mark.parametrize("change", ["deleted", "replaced"])
-def test_no_plant_is_answered_for_into_the_void(storage, database, suffix, change):
-    """If the file or what belongs to it goes away under the service, nothing is stored any more."""
+def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
+    storage, database, suffix, change
+):
+    """This holds for the file, its -wal and its -shm, until the worker is restarted."""
     storage.add(ONE)
     file = Path(f"{database}{suffix}")
     kept = file.with_name("kept")
@@ -175,8 +177,8 @@ def test_no_plant_is_answered_for_into_the_void(storage, database, suffix, chang
             use()
 
 
-def test_what_was_written_without_a_sync_is_synced_before_it_is_found(engine, database, tmp_path):
-    """As by a process that was killed: a checkpoint brings it from the WAL to the file itself."""
+def test_opening_the_file_copies_the_wal_into_it(engine, database, tmp_path):
+    """A process that was killed may leave plants in the WAL that no later sync covers."""
     execute(database, SCHEMA)
     with contextlib.closing(sqlite3.connect(database)) as writer:
         writer.executescript("PRAGMA synchronous = OFF; INSERT INTO plants VALUES (1, 'one', NULL)")
@@ -185,8 +187,8 @@ def test_what_was_written_without_a_sync_is_synced_before_it_is_found(engine, da
     assert read_names(f"sqlite:///{copy}") == {1: "one"}
 
 
-def test_while_another_program_checkpoints_nothing_is_answered_for(engine, database):
-    """What a killed process left can't be synced then."""
+def test_no_plant_is_acknowledged_while_another_program_checkpoints(engine, database):
+    """The checkpoint that has to come first can't run then."""
 
     def insert() -> None:
         with pytest.raises(Unavailable, match="another program is checkpointing it"):
@@ -200,8 +202,8 @@ def test_while_another_program_checkpoints_nothing_is_answered_for(engine, datab
             run_in_processes(insert)
 
 
-def test_what_others_put_there_refuses_a_plant_and_harms_no_other(storage, database, stored):
-    """The plant is at fault, neither the file nor the batch, and nothing of it is repeated."""
+def test_an_index_or_a_row_of_others_refuses_a_plant_and_harms_no_other(storage, database, stored):
+    """Only this plant is refused, and the message repeats nothing of it."""
     latin_1 = "INSERT INTO plants (id, name) VALUES (4, CAST(x'6fff' AS TEXT))"
     execute(database, f"CREATE UNIQUE INDEX single ON plants (name); {latin_1}")
     with lock_held(database):
@@ -215,8 +217,8 @@ def test_what_others_put_there_refuses_a_plant_and_harms_no_other(storage, datab
 
 
 @pytest.mark.parametrize("queued", [[], [TWO]])
-def test_closing_waits_for_the_lock_and_stores_what_is_in_the_queue(storage, database, queued):
-    """It checkpoints, which must not meet another process's write."""
+def test_closing_waits_for_the_lock_and_stores_the_queue(storage, database, queued):
+    """The last one to close checkpoints, and no other process may write meanwhile."""
     wal = Path(f"{database}-wal")
     storage.add(ONE)
     with lock_held(database):
@@ -231,7 +233,7 @@ def test_closing_waits_for_the_lock_and_stores_what_is_in_the_queue(storage, dat
 
 
 def test_no_plant_stays_in_memory(storage):
-    """Python's module keeps statements as they were last used: here no more than one."""
+    """Python's sqlite3 keeps statements with their last values: here no more than one."""
     sizes = []
     for count in range(80, 0, -2):  # each takes no more than the first left free
         storage.add(Plant(-count, "x" * 1_200_000))

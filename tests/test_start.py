@@ -1,4 +1,4 @@
-"""The start and the stop of the service, as whoever runs it meets them; and other WSGI servers."""
+"""The start and the stop of the service, as its operator sees them; and other WSGI servers."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ ANSWER = {"name": "Monstera", "tag": "indoor"}
 
 
 def test_the_command_of_the_procfile_prints_a_curl_line_that_stores_a_plant(serve, stored):
-    """Though it listens at all addresses, the line has one that a newcomer can use."""
+    """The service listens at all addresses, and the line has one that a newcomer can use."""
     assert (ROOT / "Procfile").read_text() == "web: gunicorn\n"
     port = free_port()
     server = serve(command=HERE[:1], PLANTS_TOKENS=None, PORT=str(port))
@@ -39,14 +39,14 @@ def test_the_command_of_the_procfile_prints_a_curl_line_that_stores_a_plant(serv
 
 
 def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
-    """The line says what to do; the exit status is 1, and no worker was started."""
+    """The line says what to do. The exit status is 1, and no worker was started."""
     no_folder = f"{database}/plants.db"
     with locked(database):
         servers = {
             "PLANTS_TOKENS must be .*at least 16 .*token_urlsafe": serve(PLANTS_TOKENS="too-short"),
             "PORT is set, so set DATABASE_URL too: ": serve(DATABASE_URL=None, PORT="0"),
             "WEB_CONCURRENCY must not be 0": serve(WEB_CONCURRENCY="0"),
-            f"the folder {database} is missing; make it or correct DATABASE_URL": serve(
+            f"the folder {database} of DATABASE_URL is missing; mount or create it": serve(
                 DATABASE_URL=f"sqlite:///{no_folder}"
             ),
             f"plants can't be stored in SQLite .* in {database}.*: database is locked": serve(),
@@ -56,10 +56,10 @@ def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
             assert server.wait() == 1
 
 
-WRONG_URLS = {  # and what is said of them; of a password nothing is repeated
+WRONG_URLS = {  # and a part of the message about each
     "mysql://h/d": "must name a file like ",
     "sqlite:///plants.db?mode=ro": "must name a file like ",
-    "postgresql://u:p@SECRET@h/d": "percent-encoded",  # else it is taken for another part
+    "postgresql://u:p@SECRET@h/d": "percent-encoded",
     "postgresql://u:p/SECRET@h/d": "percent-encoded",
     "postgresql://u:SECRET%@h/d": "percent-encoded",
     "postgresql://u:%a5SECRET@h/d": "percent-encoded",
@@ -82,6 +82,7 @@ WRONG_URLS = {  # and what is said of them; of a password nothing is repeated
 
 @pytest.mark.parametrize("url", WRONG_URLS)
 def test_a_url_that_names_no_storage_is_refused(url):
+    """The message repeats no part of a password."""
     with pytest.raises(ValueError, match=WRONG_URLS[url]) as error:
         get_storage(url)
     assert "SECRET" not in str(error.value)
@@ -89,7 +90,7 @@ def test_a_url_that_names_no_storage_is_refused(url):
 
 @pytest.mark.parametrize("url", ["postgresql:///d?service=none", "postgresql://h/d?sslcert=/none"])
 def test_a_url_that_depends_on_files_is_accepted(open_storage, url):
-    """They may appear later. Until then the storage is unavailable."""
+    """The files may appear later. Until then the storage is unavailable."""
     assert open_storage(url)
 
 
@@ -139,13 +140,13 @@ def test_ctrl_c_while_the_start_waits_prints_no_traceback(serve):
 
 
 def test_a_worker_that_is_starting_ends_at_once(serve):
-    """It has no handlers of its own yet; in those of the master a signal would be lost."""
+    """It has no signal handlers of its own yet, and those of the master would lose a signal."""
     server = serve("--worker-class=tests.support.workers.Starting", "--graceful-timeout=600")
     assert server.workers() and server.stop() == 0
 
 
-def test_a_stop_says_nothing_but_what_gunicorn_says(serve, database):
-    """At Ctrl+C, which all processes get at once. A server that is away was waited for."""
+def test_a_stop_prints_nothing_but_gunicorns_own_lines(serve, database):
+    """All processes get Ctrl+C at once. One of the services waits for a server that is away."""
     away = f"postgresql://user:secret-word@127.0.0.1:{free_port()}/plants"
     options = {"WEB_CONCURRENCY": "1"}
     for server, status, words in (
@@ -164,7 +165,7 @@ def test_a_stop_says_nothing_but_what_gunicorn_says(serve, database):
 
 
 def test_workers_do_not_outlive_their_master(serve):
-    """Nobody listens at their port any more."""
+    """Once the master is killed, nobody listens at their port."""
     server = serve(PATIENT)
     assert server.health() == 200
     server.process.kill()
@@ -184,7 +185,7 @@ server.serve_forever()
     "command", [[*HERE, "-kgevent"], [*HERE, "-kgthread"], [sys.executable, "-c", WSGIREF]]
 )
 def test_any_wsgi_server_stores_plants(serve, stored, command):
-    """It may leave to the application where a body ends."""
+    """Some servers let the application find the end of a body."""
     server = serve(command=command)
     assert server.post(MONSTERA) == (STORED, ANSWER)
     for line in (b"Content-Length: seven", b"Transfer-Encoding: chunked"):

@@ -1,4 +1,4 @@
-"""The group commit, over an engine in memory that does what it is told; then on a database."""
+"""The group commit: over an engine in memory that a test controls, and on a real database."""
 
 import contextlib
 import threading
@@ -26,14 +26,14 @@ FULL = Unavailable("disk full")
 
 
 class MemoryEngine(Engine):
-    """An engine that a test can let wait or fail, also by the names of plants."""
+    """An engine that a test can let wait or fail, for example by the names of plants."""
 
     description = "memory"
 
     def __init__(self) -> None:
         self.table: dict[int, Plant] = {}
-        self.inserts: list[list[Plant]] = []  # what each was given
-        self.lock_limits: list[int] = []  # as were these
+        self.inserts: list[list[Plant]] = []  # the plants of each insert
+        self.lock_limits: list[int] = []  # the limit of each insert
         self.lock = threading.Lock()
         self.before_batch = self.before_plants = self.before_check = lambda: None
         self.now = 100.0  # seconds
@@ -68,7 +68,7 @@ def engine() -> MemoryEngine:
 
 @pytest.fixture
 def memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    """A storage on that engine, opened some time ago, before any request; its clock is set."""
+    """A storage on that engine that was opened two seconds ago; the test sets its clock."""
     monkeypatch.setattr("storage.time", SimpleNamespace(monotonic=lambda: engine.now))
     monkeypatch.setattr("storage.ADD_LIMIT", PATIENCE)
     with contextlib.closing(Storage(engine)) as storage:
@@ -80,7 +80,7 @@ def memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
 
 
 def queue_together(storage: Storage, *entries: Plant | None) -> list[Future]:
-    """Let plants, and None for health checks, wait for the same lock; return what comes of each."""
+    """Let plants, and None for health checks, wait for the same lock; return their outcomes."""
     with storage.engine.lock:
         return [
             queue_up(storage.add, entry) if entry else queue_up(storage.check, PATIENCE)
@@ -89,7 +89,7 @@ def queue_together(storage: Storage, *entries: Plant | None) -> list[Future]:
 
 
 def kinds(requests: list[Future]) -> list[type | None]:
-    """What each request has raised, in the end."""
+    """The type of what each request has raised, once it has ended."""
     return [(error := each.exception(PATIENCE)) and type(error) for each in requests]
 
 
@@ -97,8 +97,8 @@ def plants(*ids: int, name: str = "n") -> list[Plant]:
     return [Plant(number, name) for number in ids]
 
 
-def test_requests_that_wait_for_the_same_lock_share_batches(memory, engine, monkeypatch):
-    """Of 200 plants at most, or here 3, as others wait; sorted, and with each id once."""
+def test_requests_that_wait_for_the_lock_share_batches(memory, engine, monkeypatch):
+    """A batch has at most 200 plants, here 3. They are sorted, and each id occurs once."""
     assert BATCH_LIMIT == 200
     monkeypatch.setattr("storage.BATCH_LIMIT", 3)
     requests = queue_together(memory, *plants(9, 3, 9, 7, 1, 5, 2))
@@ -107,8 +107,8 @@ def test_requests_that_wait_for_the_same_lock_share_batches(memory, engine, monk
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
-    """If one may be at fault, each half is stored alone, and hardly waits for a lock."""
+def test_each_plant_of_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
+    """If one plant may be at fault, each half is stored alone, and hardly waits for a row."""
     memory.add(Plant(1, "one"))
     batch = [
         (Plant(3, fault), type(FAULTS[fault])),
@@ -117,11 +117,13 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
         (Plant(2, "two"), None),
         (Plant(2, "two"), None),
         (Plant(2, "two", "tagged"), Conflict),
-        (Plant(4, "ignored"), Rejected),  # it does not come back
+        (Plant(4, "ignored"), Rejected),  # the engine does not return it
     ]
     requests = queue_together(memory, *[plant for plant, _ in batch])
     assert kinds(requests) == [kind for _, kind in batch]
-    assert requests[0].exception().__cause__.__traceback__ is None  # it has the whole batch
+    assert (
+        requests[0].exception().__cause__.__traceback__ is None
+    )  # its frames hold the whole batch
     assert [len(each) for each in engine.inserts[1:]] == [4, 2, 1, 1, 2]
     assert engine.lock_limits[2:] == [100, 1, 1, 1, 1]
     assert engine.table.keys() == {1, 2}
@@ -129,8 +131,10 @@ def test_each_in_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
 
 @pytest.mark.parametrize("failure", [FULL, RuntimeError("can't start new thread")])
 @pytest.mark.parametrize("place", ["before_batch", "before_plants"])
-def test_what_no_plant_is_at_fault_for_fails_a_batch_and_no_other(memory, engine, place, failure):
-    """Each request raises an exception of its own, as the traceback of one would keep all."""
+def test_a_failure_that_is_no_plants_fault_fails_its_batch_and_no_other(
+    memory, engine, place, failure
+):
+    """Each request raises a copy, as the traceback of a shared one would keep all in memory."""
     others: list[Future] = []
 
     def fail_once() -> None:
@@ -143,16 +147,18 @@ def test_what_no_plant_is_at_fault_for_fails_a_batch_and_no_other(memory, engine
     errors = [each.exception(PATIENCE) for each in requests]
     assert {(type(error), str(error)) for error in errors} == {(type(failure), str(failure))}
     assert len(set(errors)) == 3
-    traceback = errors[0].__cause__.__traceback__  # it has the whole batch
-    assert (traceback is None) == isinstance(failure, Unavailable)  # else it is a bug, to be told
-    is_taken = place == "before_plants"  # else all that is queued fails
+    traceback = errors[0].__cause__.__traceback__  # its frames hold the whole batch
+    assert (traceback is None) == isinstance(
+        failure, Unavailable
+    )  # other errors are bugs, and the log needs their traceback
+    is_taken = place == "before_plants"  # otherwise everything that is queued fails
     assert kinds(others) == [None if is_taken else type(failure)]
-    memory.add(*plants(5))  # none is tried alone, or again
+    memory.add(*plants(5))  # no plant is tried alone, or once more
     assert engine.inserts == [plants(1, 2, 3), plants(4), plants(5)][0 if is_taken else 2 :]
 
 
-def test_who_gives_up_leaves_the_queue(memory, engine, monkeypatch):
-    """It is not stored later, unless the writer waits for a disk that hangs, which nothing ends."""
+def test_a_request_that_gives_up_leaves_the_queue(memory, engine, monkeypatch):
+    """Its plant is not stored later, unless the writer already waits for a disk that hangs."""
     disk = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr("storage.ADD_LIMIT", 0.05)
@@ -171,8 +177,8 @@ def test_who_gives_up_leaves_the_queue(memory, engine, monkeypatch):
 
 @pytest.mark.parametrize("failure", [None, FULL, *FAULTS.values()])
 @pytest.mark.parametrize("name", ["n", *FAULTS, None])
-def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, name, failure):
-    """One that is stored or found proves it; where all are at fault, a write of its own decides."""
+def test_a_health_check_succeeds_if_plants_can_be_stored(memory, engine, name, failure):
+    """A plant that is stored or found proves it. If all are at fault, the check writes itself."""
     batch, fault, writes = plants(1, name=name) if name else [], FAULTS.get(name), name != "n"
     engine.before_check = Mock(side_effect=failure)
     outcomes = kinds(queue_together(memory, *batch, *[None] * 5))
@@ -184,7 +190,7 @@ def test_a_health_check_is_well_if_plants_can_be_stored(memory, engine, name, fa
 
 @pytest.mark.parametrize("failure", [None, FULL])
 def test_conflicts_prove_nothing_to_a_health_check(memory, engine, failure):
-    """If every plant of a batch is a conflict, nothing was written; so the check writes itself."""
+    """If every plant of a batch is a conflict, nothing was written. So the check writes itself."""
     memory.add(ZERO)
     engine.now += 2
     engine.before_check = Mock(side_effect=failure)
@@ -198,7 +204,7 @@ def test_conflicts_prove_nothing_to_a_health_check(memory, engine, failure):
 
 
 def test_an_equal_plant_behind_a_conflict_is_written_on_its_own(memory, engine):
-    """Of an id, the batch writes only the first plant. The other one's success needs a write."""
+    """A batch writes only the first plant of an id. The other one's success needs its own write."""
     memory.add(ZERO)
     assert kinds(queue_together(memory, *plants(0), ZERO, *plants(1))) == [Conflict, None, None]
     assert engine.inserts[1:] == [plants(0, 1), [ZERO]]
@@ -212,8 +218,8 @@ def test_a_closed_storage_refuses_plants_at_once(engine):
         storage.add(ZERO)
 
 
-def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine, monkeypatch):
-    """Anybody may ask, and each write is a sync."""
+def test_a_write_proves_health_for_a_second_unless_a_batch_fails(memory, engine, monkeypatch):
+    """Anybody may ask for a health check, and each write costs a sync."""
     memory.add(ZERO)
     with monkeypatch.context() as patch:
         patch.setattr("storage.ADD_LIMIT", 0)  # a check has a limit of its own
@@ -227,8 +233,8 @@ def test_a_write_is_proof_for_a_second_unless_a_batch_fails(memory, engine, monk
             use()
 
 
-def test_many_threads_of_many_processes_store_all(url, stored):
-    """Also where one has to make the table; and of the plants with an id, one gets a success."""
+def test_many_threads_of_many_processes_store_every_plant(url, stored):
+    """One of them has to create the table. Of the plants with one id, exactly one is a success."""
 
     def work(process: int) -> None:
         name, told = f"{process}", []
@@ -253,7 +259,7 @@ def test_many_threads_of_many_processes_store_all(url, stored):
     "engine", [SQLiteEngine("plants.db"), PostgreSQLEngine("postgresql:///")], ids=type
 )
 def test_requests_that_have_arrived_share_a_batch(monkeypatch, engine):
-    """Also those that need some more rounds of the event loop."""
+    """So does a request that needs some more rounds of the event loop."""
     monkeypatch.setattr("engines.GATHER_LIMIT", PATIENCE)
     arrived: list[int] = []
 

@@ -1,4 +1,4 @@
-"""PostgreSQL with standbys, and behind PgBouncer: every plant that was answered for is there."""
+"""PostgreSQL with standbys, and behind PgBouncer: no acknowledged plant is lost."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ from tests.support.wire import MONSTERA, Writers
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fail_over_loses_nothing(serve, how):
-    """And the service goes on."""
+    """The service goes on by itself on the new primary."""
     with PostgreSQL() as primary, PostgreSQL(primary) as standby:
         primary.set_synchronous("*")
         state = "SELECT sync_state FROM pg_stat_replication"
@@ -37,9 +37,13 @@ def test_a_fail_over_loses_nothing(serve, how):
 
 
 @pytest.mark.parametrize("already", [False, True], ids=["new", "there already"])
-def test_what_is_not_on_the_standby_is_not_answered_for(postgresql, postgresql_url, serve, already):
-    """To PostgreSQL, a commit that stopped waiting is a success. A plant that is there may be here
-    alone. A batch that is given up leaves no process on the server, which has room for so many.
+def test_a_plant_that_is_not_on_the_standby_is_not_acknowledged(
+    postgresql, postgresql_url, serve, already
+):
+    """PostgreSQL calls a commit that stopped waiting for the standbys a success.
+
+    A plant that is there already may be on the primary alone. A batch that is given up leaves no
+    process on the server, which has room for a limited number.
     """
     quiet = f"{postgresql_url}&options=-cclient_min_messages%3Derror"  # would hide a warning
     server = serve(DATABASE_URL=quiet, WEB_CONCURRENCY="1")
@@ -106,8 +110,8 @@ def test_a_pooler_that_met_a_standby_first_works_once_that_is_promoted(serve):
         assert server.post(MONSTERA)[0] == STORED
 
 
-def test_a_pooler_changes_nothing(pooled_url, open_storage):
-    """Each commit waits for the disk, though the role's do not; no setting stays in a session."""
+def test_a_pooler_weakens_no_commit(pooled_url, open_storage):
+    """Each commit waits for the disk, though the role's do not. No setting stays in a session."""
     options = {"autocommit": True, "prepare_threshold": None}
     with psycopg.connect(pooled_url, **options) as neighbour:
         storage = open_storage(pooled_url)

@@ -1,4 +1,4 @@
-"""What was acknowledged is on the disk, whatever is killed or fails at whatever moment."""
+"""An acknowledged plant is on the disk, whatever fails or is killed, and whenever."""
 
 import itertools
 import os
@@ -81,7 +81,7 @@ def end(server: Server, tmp_path: Path) -> Trace:
 
 @pytest.mark.parametrize("clients", [1, 8])
 def test_every_acknowledgement_is_sent_after_a_sync(traced, tmp_path, clients):
-    """The WAL is synced after the write that carries a plant, or any if there is one client."""
+    """The WAL is synced after the write of the plant; with one client, after the last write."""
     server = traced()
     with Writers(server.port, count=clients) as writers:
         assert writers.goes_on(200)
@@ -94,12 +94,12 @@ def test_every_acknowledgement_is_sent_after_a_sync(traced, tmp_path, clients):
             assert trace.has_sync(last, sent)
 
 
-def test_a_plant_whose_sync_failed_is_written_again(traced, tmp_path, failing_sync, stored):
-    """Meanwhile it is answered with 503, and so is /healthz.
+def test_a_plant_whose_sync_failed_is_written_once_more(traced, tmp_path, failing_sync, stored):
+    """Until then, the plant and /healthz get a 503.
 
-    A sync that failed may have left nothing to be synced, and yet nothing on the disk: the next one
-    proves something of what is written after it only. A worker that comes after the one that wrote
-    the plant finds it, but can't tell that it stays.
+    After a sync failed, the kernel may take the data for clean although the disk never got it. So
+    the next sync proves something only about later writes. A new worker finds the plant in the
+    file, but can't tell whether it would survive a power cut.
     """
     server = traced(WEB_CONCURRENCY="1", **failing_sync)  # another would not get to write it
     plant = {"id": 7, "name": "name of the plant"}
@@ -164,7 +164,7 @@ def test_plants_behind_pages_that_a_failed_sync_lost_survive_a_power_cut(
 
 
 def test_a_first_start_that_is_killed_is_harmless(open_storage, database, stored):
-    """Before any of the syncs with which it makes the file: the next start makes it."""
+    """It is killed before each of the syncs that create the file. The next start creates it."""
     start = ["-f", "-qqq", "-o", "/dev/null", sys.executable, "start.py"]
     environment = {**os.environ, "DATABASE_URL": f"sqlite:///{database}", "PLANTS_TOKENS": TOKEN}
     for kills in itertools.count():

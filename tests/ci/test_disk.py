@@ -1,4 +1,4 @@
-"""What a power cut, a full disk and a read-only one do to the SQLite file."""
+"""The SQLite file after a power cut, on a full disk, and on a read-only one."""
 
 import contextlib
 import fcntl
@@ -33,13 +33,13 @@ class Disk:
         subprocess.run(["mount", "-o", "loop", self._image, self.root], check=True)
 
     def cut_power(self) -> None:
-        """Let nothing more come to the disk."""
+        """Let no later write reach the disk."""
         descriptor = os.open(self.root, os.O_RDONLY)
         fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH)
         os.close(descriptor)
 
     def power_up(self) -> None:
-        """Mount it again, without what was not synced, once all that used it has ended."""
+        """Mount it again, without unsynced data, once all processes that used it have ended."""
         wait_until(lambda: subprocess.run(["umount", self.root]).returncode == 0)
         # A container that was started meanwhile has this mount in a namespace of its own, and as
         # long as it has, a mount of the same image is the same file system, still without power.
@@ -51,13 +51,15 @@ class Disk:
     def full(self) -> Iterator[None]:
         """Leave no room on it for a while."""
         ballast = self.root / "ballast"
-        subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=1k"])  # fails in the end
+        subprocess.run(
+            ["dd", "if=/dev/zero", f"of={ballast}", "bs=1k"]
+        )  # fails once the disk is full
         yield
         ballast.unlink()
 
     @contextlib.contextmanager
     def read_only(self) -> Iterator[None]:
-        """Let nobody write to it for a while, once all that did so has ended."""
+        """Make it read-only for a while, once all processes that wrote to it have ended."""
         mount = ["mount", self.root, "-o"]
         wait_until(lambda: subprocess.run([*mount, "remount,ro"]).returncode == 0)
         yield
@@ -89,15 +91,15 @@ def acknowledged_before_a_power_cut(server: Server, disk: Disk, count: int) -> d
 
 
 def test_every_acknowledged_plant_survives_a_power_cut(serve, disk, url):
-    """Several, one after another, and each time the service goes on with the file as it is."""
+    """There are several power cuts, and each time the service goes on with the file as it is."""
     acknowledged: dict[int, str] = {}
     for count in (100, 1000, 5000):  # within the first checkpoint of the WAL, and beyond it
         acknowledged |= acknowledged_before_a_power_cut(serve(), disk, count)
         assert acknowledged.items() <= read_names(url).items()
 
 
-def test_a_power_cut_takes_what_was_not_synced(serve, disk, url, failing_sync):
-    """Where a sync does nothing, plants are lost: else the tests here would prove nothing."""
+def test_a_power_cut_takes_plants_that_were_not_synced(serve, disk, url, failing_sync):
+    """If a sync does nothing, plants have to be lost. Otherwise the tests here prove nothing."""
     server = serve(**failing_sync)
     assert server.post({"id": 1, "name": "synced"})[0] == STORED
     Path(failing_sync["SYNC_SKIPS"]).touch()
@@ -106,8 +108,8 @@ def test_a_power_cut_takes_what_was_not_synced(serve, disk, url, failing_sync):
     assert acknowledged.items() - names.items() and names[1] == "synced"
 
 
-def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk):
-    """Nothing that was acknowledged is lost, and nobody restarts the service."""
+def test_a_full_disk_causes_503s_until_there_is_room(serve, url, disk):
+    """No acknowledged plant is lost, and nobody has to restart the service."""
     server = serve()
     with Writers(server.port) as writers:
         assert writers.goes_on(300)
@@ -121,7 +123,7 @@ def test_a_full_disk_is_a_503_until_there_is_room(serve, url, disk):
     assert writers.acknowledged.items() <= read_names(url).items()
 
 
-def test_conflicts_on_a_full_disk_do_not_keep_the_service_well(serve, disk):
+def test_conflicts_on_a_full_disk_do_not_keep_the_health_check_well(serve, disk):
     """A batch in which every plant is a conflict writes nothing, and so proves nothing."""
     server = serve(WEB_CONCURRENCY="1")
     for number in range(100):
@@ -151,8 +153,8 @@ def test_a_file_that_is_mounted_alone_ends_the_start_in_one_line(serve, disk, da
     ("state", "words"),
     [(Disk.full, "(No space left on device|.* disk is full)$"), (Disk.read_only, ".*read-?only")],
 )
-def test_a_disk_that_takes_nothing_ends_the_start_in_one_line(serve, disk, state, words, end):
-    """Whatever is there already. Once it takes something, a start works, and all is there."""
+def test_a_disk_that_accepts_no_write_ends_the_start_in_one_line(serve, disk, state, words, end):
+    """It does so with and without a file. Later, a start works, and every plant is there."""
     if end:
         server = serve()
         assert server.post({"id": 1, "name": "one"})[0] == STORED

@@ -1,4 +1,4 @@
-"""The storage on PostgreSQL: what a table refuses, locks, servers that are away or hang."""
+"""The storage on PostgreSQL: refused plants, locks, and servers that are away or hang."""
 
 import contextlib
 import random
@@ -19,13 +19,13 @@ from tests.support.server import PATIENCE, STORED, wait_until
 from tests.support.storage import read_names
 from tests.support.wire import MONSTERA
 
-# What depends on the engine in the interface and in the storage.
+# The tests of the interface and of the storage that depend on the engine.
 from tests.test_app import (  # noqa: F401
     test_a_new_plant_is_a_200_without_its_id_and_stored_once,
     test_a_plant_is_stored_and_answered_exactly,
     test_another_plant_with_the_id_is_a_409,
 )
-from tests.test_storage import test_many_threads_of_many_processes_store_all  # noqa: F401
+from tests.test_storage import test_many_threads_of_many_processes_store_every_plant  # noqa: F401
 
 
 @pytest.fixture
@@ -43,22 +43,22 @@ def connection(url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Runs what waits; requests that are sent at once share batches."""
+    """Threads that wait for responses. Requests that are sent at once share batches."""
     with ThreadPoolExecutor(200) as pool:
         yield pool
 
 
 @pytest.fixture
 def sessions(postgresql: PostgreSQL, connection: psycopg.Connection) -> Callable[..., list[int]]:
-    """Finds the server's processes for the service, all or those that wait for an event."""
+    """Finds the server's processes for the service: all, or those that wait for an event."""
     query = "SELECT pid, wait_event FROM pg_stat_activity WHERE application_name <> 'other' "
     query += f"AND datname = '{connection.info.dbname}'"
     return lambda *wanted: [pid for pid, *has in postgresql.execute(query) if {*wanted} <= {*has}]
 
 
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
-def test_a_url_is_what_libpq_takes(open_storage, connection, url, tmp_path, scheme):
-    """Several hosts of which one answers, a schema, an encoding that has not all characters."""
+def test_a_url_can_have_every_parameter_of_libpq(open_storage, connection, url, tmp_path, scheme):
+    """Here: several hosts of which one is up, a schema, and an encoding that lacks characters."""
     connection.execute("CREATE SCHEMA garden")
     url = url.replace("postgresql:", scheme).replace("?host=", f"?host={tmp_path},")
     storage = open_storage(f"{url}&options=-csearch_path%3Dgarden&client_encoding=LATIN1")
@@ -68,7 +68,7 @@ def test_a_url_is_what_libpq_takes(open_storage, connection, url, tmp_path, sche
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_several_workers_create_the_table_at_once(url, connection, sessions, pool, end):
-    """Those that come too late, after one of them or somebody else, use what is there."""
+    """A worker that comes too late uses the table that another one, or another program, made."""
     connection.execute(f"BEGIN; {SCHEMA}")
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(contextlib.closing(PostgreSQLEngine(url))) for _ in range(4)]
@@ -79,7 +79,7 @@ def test_several_workers_create_the_table_at_once(url, connection, sessions, poo
 
 
 def test_a_role_needs_three_rights_and_no_others(open_storage, connection, url):
-    """A health check finds out, also while there is no table, or no plant in it."""
+    """A health check notices a missing right, even if there is no table yet, or no plant in it."""
     role = f"{connection.info.dbname}_role"
     connection.execute(f"CREATE ROLE {role} LOGIN")
     storage = open_storage(f"{url}&user={role}")
@@ -117,8 +117,8 @@ REASONS = {  # for the log, by tag
 }
 
 
-def test_plants_that_the_database_refuses_fail_alone(serve, connection, pool):
-    """Others of their batch are stored, and no log has what was in the refused ones."""
+def test_plants_that_the_database_rejects_fail_alone(serve, connection, pool):
+    """The other plants of their batch are stored, and no log line quotes a rejected one."""
     server, name = serve(WEB_CONCURRENCY="1"), f"secret{random.randbytes(5000).hex()}"
     assert server.post({**MONSTERA, "tag": "taken"})[0] == STORED
     connection.execute(RULES)
@@ -220,7 +220,7 @@ def test_a_damaged_end_of_the_table_fails_the_health_check(open_storage, postgre
     [(0, "UPDATE plants SET name = 'I'"), (1, "INSERT INTO plants SELECT id + 1, 'I' FROM plants")],
 )
 def test_rows_that_are_locked_keep_out_no_others(serve, connection, pool, first, lock):
-    """Only their plants are 503s, until nobody holds the rows any more."""
+    """Only the plants in these rows get a 503, until the locks are released."""
     each_second = "INSERT INTO plants SELECT id, 'n' FROM generate_series(0, 198, 2) AS id"
     connection.execute(f"{SCHEMA}; {each_second}")
     server, plants = serve(WEB_CONCURRENCY="1"), [{"id": n, "name": "n"} for n in range(200)]
@@ -233,8 +233,8 @@ def test_rows_that_are_locked_keep_out_no_others(serve, connection, pool, first,
     assert {status for status, _ in pool.map(server.post, plants)} == {STORED}
 
 
-def test_while_somebody_makes_or_locks_the_table_health_checks_fail_too(serve, connection):
-    """Neither keeps the service from starting, nor from what it does once the table is free."""
+def test_while_another_program_creates_or_locks_the_table_health_checks_fail_too(serve, connection):
+    """The service starts meanwhile, and works as soon as the table is free."""
     with connection.transaction():
         connection.execute(SCHEMA)
         server = serve(WEB_CONCURRENCY="1")
@@ -248,8 +248,8 @@ def test_while_somebody_makes_or_locks_the_table_health_checks_fail_too(serve, c
     assert server.post(MONSTERA)[0] == STORED
 
 
-def test_a_server_that_is_away_or_hangs_is_a_503_and_comes_back_by_itself(serve):
-    """The start goes on, all requests are answered meanwhile, and no log has the password."""
+def test_while_a_server_is_away_or_hangs_plants_get_a_503(serve):
+    """The service starts, responds meanwhile, and recovers by itself. No log has the password."""
     url = (own := PostgreSQL()).url().replace("user=postgres", "user=late&password=SECRET")
     server = serve(DATABASE_URL=url, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == server.health() == 503
@@ -268,8 +268,8 @@ def test_a_server_that_is_away_or_hangs_is_a_503_and_comes_back_by_itself(serve)
         assert "SECRET" not in server.out + server.err
 
 
-def test_of_four_addresses_three_may_be_dead(serve, postgresql, url):
-    """There somebody lets in and says nothing."""
+def test_three_of_four_addresses_may_be_dead(serve, postgresql, url):
+    """Something accepts connections there and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         hosts = f"?host={'127.0.0.1,' * 3}{postgresql.folder}&port={f'{port},' * 3}5432"
@@ -277,8 +277,8 @@ def test_of_four_addresses_three_may_be_dead(serve, postgresql, url):
         assert serve(DATABASE_URL=own, WEB_CONCURRENCY="1").post(MONSTERA)[0] == STORED
 
 
-def test_a_batch_is_sent_again_where_its_connection_is_lost(serve, connection, sessions, pool):
-    """What became of it is unknown, and does not matter. Other requests are served meanwhile."""
+def test_a_batch_whose_connection_was_lost_is_sent_once_more(serve, connection, sessions, pool):
+    """Its outcome is unknown, and storing it twice is safe. Other requests are served meanwhile."""
     server = serve(WEB_CONCURRENCY="1")
     assert server.post({**MONSTERA, "id": 8})[0] == STORED
     connection.execute(

@@ -15,7 +15,7 @@ import psycopg
 from tests.support.server import PATIENCE, wait_until
 
 FOLDERS = [*sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True), "/usr/sbin"]
-USER = "postgres"  # who runs them where the tests are run by root, whom they refuse
+USER = "postgres"  # runs them if root runs the tests: the programs refuse root
 OWNER = {"user": USER, "group": USER, "extra_groups": []} if not os.getuid() else {}
 OPTIONS: dict[str, Any] = {  # for programs
     "env": {**os.environ, "PATH": os.pathsep.join([*FOLDERS, os.environ["PATH"]])},
@@ -25,14 +25,14 @@ OPTIONS: dict[str, Any] = {  # for programs
 
 
 class PostgreSQL:
-    """A server with a folder of its own; it trusts everybody, and listens on a socket there.
+    """A server with a folder of its own. It trusts everybody and listens on a socket in there.
 
-    A `with` block runs it, and leaves nothing of it behind. It does not sync: its processes are
-    killed, the machine goes on.
+    A `with` block runs it and removes it. It does not sync, since tests kill its processes and
+    never the machine.
     """
 
     def __init__(self, primary: "PostgreSQL | None" = None) -> None:
-        """Make a new one, or a standby of a primary."""
+        """Create a new database cluster, or a standby of a primary."""
         self.folder = Path(tempfile.mkdtemp(prefix="plants-"))  # a socket's path must not be long
         self._data = self.folder / "data"
         if OWNER:
@@ -55,13 +55,13 @@ class PostgreSQL:
         shutil.rmtree(self.folder)
 
     def wait_for(self, port: str) -> None:
-        """Wait until connections are taken at the socket of this port in its folder."""
+        """Wait until a server accepts connections at the socket of this port in its folder."""
         ready = ["pg_isready", "-q", "-h", self.folder, "-p", port]
         wait_until(lambda: subprocess.run(ready, **OPTIONS).returncode == 0)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all its processes: each has a process group of its own."""
-        self._process.send_signal(signal.SIGSTOP)  # so that there are no new ones meanwhile
+        """Send a signal to each of its processes, as each has a process group of its own."""
+        self._process.send_signal(signal.SIGSTOP)  # so that it starts no process meanwhile
         pid = self._process.pid
         with contextlib.suppress(FileNotFoundError):  # it has ended
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -69,19 +69,19 @@ class PostgreSQL:
                 os.kill(int(each), number)
 
     def url(self, database: str = "postgres") -> str:
-        """The URL of one of its databases."""
+        """Return the URL of one of its databases."""
         return f"postgresql:///{database}?host={self.folder}&user={USER}"
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Execute statements; return the rows of the last one, if it has any."""
+        """Execute statements. Return the rows of the last one, if it has any."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
     def set_synchronous(self, standbys: str) -> None:
-        """Let commits wait for these standbys from now on: "*" for any, "" for none."""
+        """Let commits wait for these standbys from now on: "*" means any, "" means none."""
         self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standbys}'")
         self.execute("SELECT pg_reload_conf()")
         show = "SHOW synchronous_standby_names"
         wait_until(lambda: self.execute(show) == [(standbys,)])
-        self.execute("CHECKPOINT")  # the process that makes it tells all others
+        self.execute("CHECKPOINT")  # the process that makes it tells all others of the change

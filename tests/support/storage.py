@@ -1,4 +1,4 @@
-"""A storage from outside: what is in it, and locks, threads and processes around it."""
+"""A storage from outside: its rows, and locks, threads and processes around it."""
 
 import contextlib
 import fcntl
@@ -18,9 +18,9 @@ SELECT = "SELECT id, name, tag FROM plants ORDER BY id"
 
 
 def read_rows(url: str) -> list[Row]:
-    """All rows of the table, in the order of id; a SQLite file is as it should be."""
+    """Return all rows of the table, sorted by id. Fail if a SQLite file is damaged."""
     if not url.startswith("sqlite:"):
-        import psycopg  # most tests do without
+        import psycopg  # most tests need no psycopg
 
         with psycopg.connect(url) as connection:
             return connection.execute(SELECT).fetchall()
@@ -31,13 +31,16 @@ def read_rows(url: str) -> list[Row]:
 
 
 def read_names(url: str) -> dict[int, str]:
-    """The names of all plants that are stored, by id."""
+    """Return the names of all stored plants, by id."""
     return {number: name for number, name, _ in read_rows(url)}
 
 
 @contextlib.contextmanager
 def lock_held(database: Path) -> Iterator[None]:
-    """Hold the lock that one process of the service may have: shared, so that only it must wait."""
+    """Hold the lock by which processes of the service take turns.
+
+    The lock is shared: the service has to wait for it, and another test helper does not.
+    """
     with open(f"{database}-lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
@@ -45,7 +48,7 @@ def lock_held(database: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(database: Path) -> Iterator[None]:
-    """Be another program that keeps the service from storing anything."""
+    """Keep the service from storing anything, as another program could."""
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as lock:
         lock.execute("BEGIN IMMEDIATE")
         yield
