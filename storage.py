@@ -93,7 +93,8 @@ class Storage:
     """The plants in a database. All threads of a process share it until it is closed.
 
     A commit takes about as long for many plants as for one. So requests put their plants into a
-    queue, and one thread, the writer, stores everything that is queued as one batch.
+    queue, and one thread, the writer, stores everything that is queued as one batch. Under gevent,
+    the writer is a greenlet, and run() of the engine decides where it waits for the database.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -204,7 +205,7 @@ class Storage:
         # What is left is a health check among conflicts; or a plant that equals the stored one, but
         # was not written, as a different plant with the same id came first.
         if unproven := [entry for entry in entries if entry.failure is BUSY]:
-            self._store(unproven, PART_LOCK_LIMIT)
+            self._store(unproven, lock_limit)
 
     def _fail(self, error: Exception) -> None:
         """Let the batch fail, except for plants whose outcome is already known."""
