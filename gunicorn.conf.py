@@ -14,15 +14,14 @@ from typing import Any
 
 from gunicorn.util import set_owner_process
 
-# The only values that worker.Worker supports. Other ones would make it speak another protocol.
-SUPPORTED: dict[str, Any] = {
-    "certfile": None,
-    "keyfile": None,
-    "proxy_protocol": "off",
-    "protocol": "http",
-}
-SUPPORTED |= {"http_protocols": ["h1"], "http2_cleartext": "off"}
-ADVICE = "leave that to a proxy or to the platform, or use --worker-class gevent"
+# The only values that worker.Worker supports. With other ones it would have to speak another
+# protocol; the parser of gunicorn_h1c answers 400 in place of 413 and 501.
+SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols": ["h1"]}
+SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
+SUPPORTED |= {"http_parser": "python"}
+ADVICE = (
+    "leave it out, as that is the job of a proxy or of the platform, or use --worker-class gevent"
+)
 new_token = secrets.token_urlsafe(32)
 
 
@@ -33,8 +32,7 @@ def on_starting(server: Any) -> None:
     # imports the service.
     start = os.path.join(os.path.dirname(__file__), "start.py")
     # Become the user that the workers become, who must be able to write the files that it makes.
-    cfg = server.cfg
-    become = partial(set_owner_process, cfg.uid, cfg.gid, cfg.initgroups)
+    become = partial(set_owner_process, server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
     try:
         check = subprocess.run([sys.executable, start], preexec_fn=become)
     except subprocess.SubprocessError:
@@ -96,8 +94,7 @@ limit_request_fields = 64
 keepalive = 125
 # Seconds for requests that have begun when SIGTERM arrives. Platforms kill the service after 30.
 graceful_timeout = 25
-# The parser of gunicorn_h1c, which gunicorn would take if it is installed, answers 400 in place of
-# 413 and 501.
+# gunicorn would take the parser of gunicorn_h1c if that is installed.
 http_parser = "python"
 # Workers show with a file that they are alive. If it were on a disk that hangs, so would they, and
 # /healthz could not say so. On a read-only root there may be no other place for it.

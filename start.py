@@ -35,13 +35,11 @@ def get_app() -> App:
 
 def get_storage(url: str) -> Storage:
     """Return the storage that `url` names; its writer opens it. Raises ValueError."""
-    # Secrets often end in a line break.
-    url, untrimmed = url.strip(), url
-    if url.startswith("sqlite:///") and "?" not in url:
-        path, old_path = (unquote(each.removeprefix("sqlite:///")) for each in (url, untrimmed))
-        if path not in ("", ":memory:"):
-            require_no_old_file(path, old_path)
-            return Storage(SQLiteEngine(path))
+    url, old_url = url.strip(), url  # Secrets often end in a line break.
+    if re.fullmatch(r"sqlite:///(?!:memory:)[^?]+", url):
+        path, old_path = (unquote(each.removeprefix("sqlite:///")) for each in (url, old_url))
+        require_no_old_file(path, old_path)
+        return Storage(SQLiteEngine(path))
     if url.startswith(("postgresql://", "postgres://")):
         # Imported here, so that SQLite does without psycopg.
         from engines.postgresql import PostgreSQLEngine
@@ -59,14 +57,13 @@ def require_no_old_file(path: str, old_path: str) -> None:
     Versions that did not ignore it made such files, whose plants would seem to be gone.
     """
     if path != old_path and os.path.exists(old_path):
-        new = shlex.quote(path)
-        old = new + "[[:space:]]" * (len(old_path) - len(path))
+        new, blanks = shlex.quote(path), "[[:space:]]" * (len(old_path) - len(path))
         ends = [end for end in ("", "-wal") if os.path.exists(old_path + end)]
-        moves = " && ".join(f"mv -n {old}{end} {new}{end}" for end in ends)
-        raise ValueError(
-            "the name of the SQLite file ends in white space, which is ignored in DATABASE_URL "
-            f"now; if there is no {path}, stop the service and rename it: {moves}"
+        moves = " && ".join(f"mv -n {new}{blanks}{end} {new}{end}" for end in ends)
+        what = (
+            "white space at the end of DATABASE_URL is ignored now, but a file has it in its name"
         )
+        raise ValueError(f"{what}; if there is no {path}, stop the service and rename it: {moves}")
 
 
 def read_tokens() -> list[str]:

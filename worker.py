@@ -26,7 +26,6 @@ EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection close
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
 REQUEST_TIMEOUT = 20.0  # seconds for a request to arrive, and for a client to take the response
 LINGER_TIMEOUT = 3.0  # seconds to read the last response, and for each wait during a shutdown
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Status and message for each error of gunicorn's parser, by name. The error's own text is neither
 # sent nor logged: it may quote a malformed header that contains a token.
 REFUSALS = {
@@ -35,7 +34,6 @@ REFUSALS = {
     "LimitRequestLine": (414, "the first line of the request is too long"),
     "UnsupportedTransferCoding": (501, "Transfer-Encoding must be chunked or left out"),
 }
-NOT_HTTP = (400, "the request is not valid HTTP")
 
 
 class Worker(GeventWorker):
@@ -131,8 +129,9 @@ class Worker(GeventWorker):
     def refuse(self, error: ParseException, connection: "Connection", address: Any) -> None:
         """Let the application answer what gunicorn's parser has refused. It is the last request."""
         name = type(error).__name__
+        refusal = REFUSALS.get(name, (400, "the request is not valid HTTP"))
         environ = {"REQUEST_METHOD": "-", "PATH_INFO": "", "REMOTE_ADDR": address and address[0]}
-        environ |= {"plants.refusal": REFUSALS.get(name, NOT_HTTP), "plants.reason": name}
+        environ |= {"plants.refusal": refusal, "plants.reason": name}
         self.call_application(self.base_environ | environ, connection, is_last=True)
 
     def call_application(self, environ: Any, connection: "Connection", is_last: bool) -> bool:
@@ -200,7 +199,7 @@ class Connection:
         the connection was aborted.
         """
         if self.expects_continue:
-            self.send(CONTINUE)
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self._bytes_left:
             raise LimitRequestHeaders("")
         if self.has_begun:  # All parts of a request share one limit, counted from its first byte.

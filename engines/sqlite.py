@@ -102,7 +102,10 @@ class SQLiteEngine(Engine):
 
     def _open(self) -> sqlite3.Connection:
         """Connect to the file; create it first if there is none."""
-        if is_mount_point(self._path):
+        # A container may have the file alone on a volume. Its -wal would stay in the container, and
+        # be deleted with it. proc(5) describes the list of mounts, which only Linux has.
+        mounts = Path("/proc/self/mountinfo")
+        if mounts.exists() and f" {self._path} " in mounts.read_text().replace(r"\040", " "):
             raise Unavailable(f"{self._path} is mounted without its -wal; mount its folder instead")
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
@@ -155,15 +158,6 @@ def file_ids(path: str) -> list[tuple[int, int]]:
         found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
         return [(each.st_dev, each.st_ino) for each in found]
     return []
-
-
-def is_mount_point(path: str) -> bool:
-    """Tell whether something is mounted at `path`, as a container's file may be (proc(5))."""
-    escaped = path.translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
-    with contextlib.suppress(FileNotFoundError):  # Only Linux has this list.
-        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
-        return os.fsencode(escaped) in [mount.split(b" ")[4] for mount in mounts]
-    return False
 
 
 @contextlib.contextmanager

@@ -20,10 +20,11 @@ from tests.support.wire import (
 )
 
 OTHER_PROTOCOLS = {
-    "--certfile=cert.pem": "--certfile is not supported: leave that to a proxy or to the platform",
+    "--certfile=cert.pem": "--certfile is not supported: .* job of a proxy or of the platform",
     "--keyfile=key.pem": "--keyfile is not supported: .* or use --worker-class gevent",
     "--proxy-protocol=v1": "--proxy-protocol is not supported",
     "--protocol=uwsgi": "--protocol is not supported",
+    "--http-parser=fast": "--http-parser is not supported",
     "--http2-cleartext=upgrade": "--http2-cleartext is not supported",
     "--preload": "--preload is not supported: the thread that stores plants would stay behind",
 }
