@@ -25,9 +25,8 @@ def get_app() -> App:
     """Return the application that the environment describes. Raises ValueError."""
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         raise ValueError(
-            "PORT is set, so set DATABASE_URL too: to a PostgreSQL server, to a file on a disk "
-            "that persists across deploys, like sqlite:////data/plants.db, or, if plants may be "
-            "lost, to sqlite:///plants.db"
+            "PORT is set, so set DATABASE_URL too: to a server, to a file on a disk that persists, "
+            "like sqlite:////data/plants.db, or, if plants may be lost, to sqlite:///plants.db"
         )
     tokens = read_tokens()
     return create_app(get_storage(os.environ.get("DATABASE_URL", "sqlite:///plants.db")), tokens)
@@ -57,13 +56,13 @@ def require_no_old_file(path: str, old_path: str) -> None:
     Versions that did not ignore it made such files, whose plants would seem to be gone.
     """
     if path != old_path and os.path.exists(old_path):
-        new, blanks = shlex.quote(path), "[[:space:]]" * (len(old_path) - len(path))
-        ends = [end for end in ("", "-wal") if os.path.exists(old_path + end)]
-        moves = " && ".join(f"mv -n {new}{blanks}{end} {new}{end}" for end in ends)
-        what = (
-            "white space at the end of DATABASE_URL is ignored now, but a file has it in its name"
+        new = shlex.quote(path)
+        old = new + "[[:space:]]" * (len(old_path) - len(path))
+        raise ValueError(
+            "the name of the SQLite file ends in white space, which DATABASE_URL is now used "
+            "without; stop the service and rename the file, and its -wal if there is one: "
+            f"test ! -e {new} && mv {old} {new} && mv {old}-wal {new}-wal"
         )
-        raise ValueError(f"{what}; if there is no {path}, stop the service and rename it: {moves}")
 
 
 def read_tokens() -> list[str]:
