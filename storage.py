@@ -14,7 +14,8 @@ from plant import Plant
 
 # How the time limits fit into each other: each one ends before the one around it, so that a request
 # learns the reason from the inside.
-#   10 s   a request waits for its plant to be stored (below). A health check waits 1.5 s (app.py).
+#   10 s   a request waits for its plant to be stored (below). A health check waits 1.5 s (app.py),
+#          and the check at the start 3 s (start.py).
 #    8 s   a batch takes on a server, connecting included (engines/postgresql.py).
 #    5 s   sqlite3 waits for a lock that another program holds, its own default. Our workers
 #          take turns by flock, which has no limit, so in that queue the 10 s apply.

@@ -83,8 +83,9 @@ def test_a_role_needs_three_rights_and_no_others(open_storage, connection, url):
     role = f"{connection.info.dbname}_role"
     connection.execute(f"CREATE ROLE {role} LOGIN")
     storage = open_storage(f"{url}&user={role}")
-    with pytest.raises(Unavailable, match="permission denied for schema"):
-        storage.check(PATIENCE)
+    for _ in range(2):  # the second check does not miss the table on the same connection
+        with pytest.raises(Unavailable, match="permission denied for schema"):
+            storage.check(PATIENCE)
     connection.execute(SCHEMA)
     for right in ("SELECT", "INSERT", "UPDATE"):
         with pytest.raises(Unavailable, match="permission denied for table"):
