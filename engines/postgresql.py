@@ -18,10 +18,10 @@ BATCH_TIMEOUT = 8.0  # seconds, connecting included
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
 # ClientCursor puts the values into the text, so this is one message and one transaction, even
-# behind a pooler. The settings hold whatever a role, a database or a neighbour has set. The isolation
-# level has to be the first of them. At a higher one, rivals for one id would fail each other. A row
-# that is there gets an UPDATE that changes nothing: a commit that wrote nothing would not wait for
-# the standbys, which may lack the row.
+# behind a pooler. The settings replace whatever a role, a database or a neighbour has set. The
+# isolation level has to be the first of them. At a higher one, rivals for one id would fail each
+# other. A row that is there gets an UPDATE that changes nothing: a commit that wrote nothing would
+# not wait for the standbys, which may lack the row.
 INSERT = f"""
     SET LOCAL transaction_isolation = 'read committed';
     SET LOCAL synchronous_commit = on;
@@ -39,8 +39,8 @@ TRY_A_WRITE = f"""{INSERT};
     SELECT pg_logical_emit_message(true, 'plants', '')"""
 # Errors for which one plant may be at fault. ProgramLimitExceeded: an index limits a text's length.
 PLANT_ERRORS = errors.IntegrityError, errors.DataError, errors.ProgramLimitExceeded
-# The server's functions for RAISE and ASSERT, with which a trigger refuses a plant on purpose, under
-# any SQLSTATE. Other errors inside a trigger, such as a full disk, are taken for temporary.
+# The server's functions for RAISE and ASSERT, with which a trigger refuses a plant on purpose,
+# under any SQLSTATE. Other errors inside a trigger, such as a full disk, are taken for temporary.
 RAISES = "exec_stmt_raise", "exec_stmt_assert"
 
 
