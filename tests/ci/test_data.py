@@ -14,7 +14,7 @@ import pytest
 
 from plant import Plant
 from tests.support.pages import block, command
-from tests.support.server import STORED, wait_until
+from tests.support.server import ROOT, STORED, wait_until
 from tests.support.storage import Row, read_names, read_rows
 from tests.support.wire import MONSTERA, Writers
 
@@ -24,6 +24,7 @@ BACKUP, CHECK = block("sh", "mkdir -p backups && backup="), block("sh", "sqlite3
 CHOOSE, RESTORE = block("sh", "backup=$(ls -t "), block("sh", "replaced=replaced-")
 ADD = block("sh", "other=$replaced/plants.db")
 FIND, LOOK = block("sh", "find /proc"), block("sh", "lslocks")
+RESCUE = block("sh", "(umask 77 && python3 /srv").replace("/srv/plants", f"'{ROOT}'")
 PAGE = 4096  # bytes of a page of SQLite
 STORE = f"""sqlite3 plants.db 'WITH RECURSIVE new (id) AS (
     VALUES ({{}}) UNION ALL SELECT id + 1 FROM new WHERE id < {{}}
@@ -140,7 +141,7 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(has_backup, tmp_path, 
             file.write(b"\xff" * (PAGE // 2))
     readable = {row for row in plants if row in read_one(database, row[0])}
     assert readable < set(plants)
-    printed = run(tmp_path, *backups[1:] * has_backup, block("sh", "(umask 77 && python3 -)"))
+    printed = run(tmp_path, *backups[1:] * has_backup, RESCUE)
     run(tmp_path, "backup=$PWD/rescued.db", RESTORE)
     rescued = read_rows(url)
     assert printed.endswith(f"\n{len(rescued)} plants are in rescued.db\n")
