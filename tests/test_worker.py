@@ -250,3 +250,13 @@ def test_a_stop_waits_for_the_storage_but_not_for_clients(serve, database, send)
     answer = receive(working)
     assert statuses(answer) == [STORED] and CLOSE in answer
     assert server.wait() == 0
+
+
+def test_a_request_that_is_still_arriving_when_the_worker_stops_soon_gets_a_408(serve, send):
+    """Its limit would be infinite here if the worker did not stop."""
+    options = ["--worker-class=tests.support.workers.Lingering", "--graceful-timeout=600"]
+    server = serve(*options, WEB_CONCURRENCY="1")
+    with begin(send(server), MONSTERA) as begun:
+        server.process.terminate()
+        assert "incomplete or too slow" in refused(receive(begun), 408)
+    assert server.wait() == 0

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import BLOCK, PAGES, block
+from tests.support.pages import BLOCK, ELSEWHERE, PAGES, TYPED, block
 from tests.support.server import ROOT, TOKEN, free_port
 
 PATIENCE = 120  # seconds for a page: one of them downloads packages
-TYPED = [ROOT / "README.md", ROOT / "docs/interface.md"]
-ELSEWHERE = r"/pytest$"
 VARYING = r"\b[0-9a-f]{32}\b|(?<=Bearer )[^'\n]+|http://[\w.:]+|\b[\dT:+-]+\.\d+[\d+:]*"
 START = ".venv/bin/gunicorn &\nuntil curl -sf localhost:8000/healthz; do kill -0 $!; done\n"
 STOP = "kill %% 2>&- && wait || true\n"  # as Ctrl+C does, if it runs
@@ -47,7 +45,7 @@ def run(folder: Path, commands: str, **settings: str) -> str:
 
 def typed(page: Path) -> str:
     """What a page has for a shell; a service runs in the background until the next is started."""
-    lines = "" if page == TYPED[0] else START + POST
+    lines = "" if page == TYPED[0] else f"export TOKEN={TOKEN}\n{START}{POST}"
     for language, text in BLOCK.findall(PAGES[page]):
         if language == "python":
             lines += f"cat >client.py <<'END'\n{text}END\n.client/bin/python client.py\n"
