@@ -18,7 +18,7 @@ import app
 import storage
 import worker
 from plant import InvalidPlant, parse_new_plant
-from tests.support.pages import BLOCK, ELSEWHERE, PAGES, TYPED, block, table
+from tests.support.pages import BLOCK, ELSEWHERE, PAGES, SENTENCES, TYPED, block, table
 from tests.support.server import PATIENCE, ROOT, STORED, TOKEN
 from tests.support.storage import read_names
 from tests.support.wire import receive_answer
@@ -26,7 +26,7 @@ from tests.support.wire import receive_answer
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere_and_files_that_are_named_exist(page):
-    """Links to files and to headings; names of files by their ends."""
+    """Links lead to files and to headings. A file may be named by the end of its path."""
     for target in re.findall(r'\]\(([^)\s]+)\)|src(?:set)?="([^"]+)"', PAGES[page]):
         target = "".join(target)
         if not target.startswith("https://"):
@@ -37,13 +37,13 @@ def test_links_lead_somewhere_and_files_that_are_named_exist(page):
             slugs = {re.sub(r"\W+", "-", each.lower()).strip("-") for each in headings}
             assert not heading or heading in slugs, target
     named = set(re.findall(r"`(\w[\w./-]*\.(?:py|service|socket|conf|toml|html))`", PAGES[page]))
-    named -= {"transfer.py"}  # which versions before this one had
+    named -= {"transfer.py"}  # Older versions had this file.
     files = [f"/{file}" for pattern in ("*.*", "[!.]*/**/*.*") for file in ROOT.glob(pattern)]
     assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
 
 
 def test_the_table_of_variables_has_all_that_are_read():
-    """And no others."""
+    """The table has no others."""
     code = "".join(file.read_text() for file in (ROOT / "start.py", ROOT / "gunicorn.conf.py"))
     read = set(re.findall(r'"(PLANTS_[A-Z]+|DATABASE_URL|PORT|WEB_CONCURRENCY)"', code))
     rows = {row[0].strip("`"): row[1].strip("`") for row in table("variable")}
@@ -53,7 +53,7 @@ def test_the_table_of_variables_has_all_that_are_read():
 
 def test_the_limits_are_those_that_are_stated(monkeypatch):
     """Each row names the constant or the setting of gunicorn that sets it."""
-    monkeypatch.setenv("PLANTS_TOKENS", TOKEN)  # else the settings of gunicorn make one
+    monkeypatch.setenv("PLANTS_TOKENS", TOKEN)  # Otherwise gunicorn.conf.py makes one.
     defaults = {name: setting.get() for name, setting in Config().settings.items()}
     limits = defaults | runpy.run_path(str(ROOT / "gunicorn.conf.py"))
     limits |= vars(worker) | vars(storage) | vars(app)
@@ -76,7 +76,7 @@ def test_messages_that_the_page_quotes_are_those_of_the_service():
     with pytest.raises(InvalidPlant) as refusal:
         parse_new_plant(b'{"id": 1e16, "name": ""}')
     for message in str(refusal.value), app.REJECTED:
-        assert f"`{message}`" in PAGES[ROOT / "docs/interface.md"]
+        assert f"`{message}`" in SENTENCES
 
 
 def test_the_exchange_on_the_page_is_what_a_client_sends_and_receives(server, send):
@@ -140,7 +140,7 @@ def test_the_client_that_retries_saves_a_plant_and_ends_if_a_retry_will_not_help
 
 
 def test_each_command_is_run_by_a_test():
-    """Some pages are typed as a whole. Other blocks are named by the test that runs them."""
+    """Tests type some pages as a whole. Elsewhere, a test names each block that it runs."""
     whole = [*TYPED, ROOT / "docs/forty-lines.md"]
     tests = "".join(file.read_text("utf-8") for file in ROOT.glob("tests/ci/test_*.py"))
     named = tuple(re.findall(r"""block\("sh", ["']([^"'\\]+)""", tests))
