@@ -37,6 +37,8 @@ PREPARE = f"""
 INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
     DO UPDATE SET id = plants.id WHERE name = excluded.name AND tag IS excluded.tag"""
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
+# A restart would end the workers that still hold the deleted files, which can be copied from them.
+GONE = "was deleted or replaced; do not restart: see docs/data.md"
 
 
 class SQLiteEngine(Engine):
@@ -65,7 +67,8 @@ class SQLiteEngine(Engine):
         # damage the file (sqlite.org/wal.html, "The WAL-Reset Bug").
         folder, name = os.path.dirname(self._path), f"{self._path}-lock"
         if not os.path.isdir(folder):
-            raise Unavailable(f"the folder {folder} of DATABASE_URL is missing; mount or create it")
+            reason = GONE if self._connection else "of DATABASE_URL is missing; mount or create it"
+            raise Unavailable(f"the folder {folder} {reason}")
         with translate_errors(name):
             # Private, since everybody who may read it can lock it.
             lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
@@ -89,9 +92,7 @@ class SQLiteEngine(Engine):
                 found = connection.execute(FIND.format(ids=", ".join(map(str, stored)))).fetchall()
                 stored = {plant.id: plant for plant in map(Plant._make, found)}
             if file_ids(self._path) != self._files:  # The commit went to files that are gone.
-                raise Unavailable(
-                    f"{self._path} was deleted or replaced; do not restart: see docs/data.md"
-                )
+                raise Unavailable(f"{self._path} {GONE}")
         return stored
 
     def close(self) -> None:
@@ -104,8 +105,8 @@ class SQLiteEngine(Engine):
         """Connect to the file; create it first if there is none."""
         # A container may have the file alone on a volume. Its -wal would stay in the container, and
         # be deleted with it. proc(5) describes the list of mounts, which only Linux has.
-        mounts = Path("/proc/self/mountinfo")
-        if mounts.exists() and f" {self._path} " in mounts.read_text().replace(r"\040", " "):
+        mounts, path = Path("/proc/self/mountinfo"), os.fsencode(f" {self._path} ")
+        if mounts.exists() and path in mounts.read_bytes().replace(rb"\040", b" "):
             raise Unavailable(f"{self._path} is mounted without its -wal; mount its folder instead")
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))

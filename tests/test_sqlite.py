@@ -157,6 +157,17 @@ def test_a_batch_is_committed_before_the_files_are_compared(engine, url, monkeyp
     assert found == [{1: "one", 2: "two"}]
 
 
+def test_no_plant_is_acknowledged_once_the_folder_is_deleted(open_storage, tmp_path):
+    """Making it again would not help, and a restart would end the last hold on the files."""
+    (folder := tmp_path / "folder").mkdir()
+    (storage := open_storage(f"sqlite:///{folder}/plants.db")).add(ONE)
+    folder.rename(tmp_path / "kept")
+    for use in (lambda: storage.add(TWO), lambda: storage.check(PATIENCE)):
+        with pytest.raises(Unavailable, match="folder was deleted or replaced; do not restart"):
+            use()
+    (tmp_path / "kept").rename(folder)  # so that the storage can be closed
+
+
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 @pytest.mark.parametrize("change", ["deleted", "replaced"])
 def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
