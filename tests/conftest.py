@@ -1,4 +1,4 @@
-"""What the tests share: a storage on SQLite, the application, gunicorn servers."""
+"""Fixtures of all tests: a storage on SQLite, a client of the application, gunicorn servers."""
 
 import contextlib
 import socket
@@ -17,26 +17,29 @@ from tests.support.storage import Row, read_rows
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """Where the SQLite file of a test is."""
+    """The path of the SQLite file of a test. The file does not exist yet."""
     return tmp_path / "plants.db"
 
 
 @pytest.fixture
 def url(database: Path) -> str:
-    """The URL of a database that does not exist yet; a module may have another one."""
+    """The URL of a database that does not exist yet. A module may override it."""
     return f"sqlite:///{database}"
 
 
 @pytest.fixture
 def open_storage(url: str) -> Iterator[Callable[..., Storage]]:
-    """Opens storages, which are closed in the end: of the test's own URL, or of another."""
+    """A function that opens a storage at `url`, or at the URL that it is given.
+
+    All these storages are closed after the test.
+    """
     with contextlib.ExitStack() as storages:
         yield lambda url=url: storages.enter_context(contextlib.closing(get_storage(url)))
 
 
 @pytest.fixture
 def storage(open_storage: Callable[..., Storage]) -> Storage:
-    """A storage whose database is there."""
+    """A storage that has made its database already."""
     storage = open_storage()
     storage.check(PATIENCE)
     return storage
@@ -44,7 +47,7 @@ def storage(open_storage: Callable[..., Storage]) -> Storage:
 
 @pytest.fixture
 def client(storage: Storage) -> TestApp:
-    """A client of the application on that storage, which sends the token."""
+    """A client of the application on `storage`. It sends a valid token."""
     client = TestApp(create_app(storage, [TOKEN]))
     client.authorization = ("Bearer", TOKEN)
     return client
@@ -52,13 +55,16 @@ def client(storage: Storage) -> TestApp:
 
 @pytest.fixture
 def stored(url: str) -> Callable[[], list[Row]]:
-    """Reads the rows of the table, in the order of id, past the service."""
+    """A function that reads all rows from the database itself, in the order of id."""
     return lambda: read_rows(url)
 
 
 @pytest.fixture
 def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
-    """Starts gunicorn as the README does, on a free port and with a database of its own."""
+    """A function that starts gunicorn as README.md does, but on a free port and at `url`.
+
+    All these servers are killed after the test.
+    """
     with contextlib.ExitStack() as servers:
         yield lambda *arguments, **options: servers.enter_context(
             Server(tmp_path, *arguments, **{"DATABASE_URL": url, **options})
@@ -67,7 +73,10 @@ def serve(tmp_path: Path, url: str) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def send() -> Iterator[Callable[..., socket.socket]]:
-    """Sends data to a server on a new connection, which stays open until the end of the test."""
+    """A function that sends data to a server on a new connection, and returns the connection.
+
+    The connection stays open until the end of the test.
+    """
     with contextlib.ExitStack() as connections:
 
         def send(server: Server, data: bytes = b"") -> socket.socket:
@@ -80,6 +89,9 @@ def send() -> Iterator[Callable[..., socket.socket]]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server of all tests that leave it as it was: each stores plants of its own."""
+    """A server for all tests that leave it as it was.
+
+    They share its database, so each of them stores plants with ids of its own.
+    """
     with Server(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
         yield server

@@ -1,4 +1,4 @@
-"""The interface, through WSGI: what is answered and stored, in which order things are checked."""
+"""The HTTP interface, tested through WSGI: responses, stored rows, the log and the tokens."""
 
 import contextlib
 import hashlib
@@ -25,18 +25,21 @@ JSON = "application/json"
 TEXT = "🌵 \x01\n\t\"'\\ é e\u0301 \u202e \uffff \U0010ffff"
 
 
-def refused(answer, status, words=""):
-    """Assert that `answer` is an Error of this status that says so, and return its message."""
-    assert answer.status_int == status
-    assert answer.content_type == JSON
-    assert answer.body.endswith(b"}\n")
-    assert answer.json == {"error": status, "message": answer.json["message"]}
-    assert words in answer.json["message"]
-    return answer.json["message"]
+def refused(response, status, words=""):
+    """Assert that `response` is an Error of this status with `words` in it. Return its message."""
+    assert response.status_int == status
+    assert response.content_type == JSON
+    assert response.body.endswith(b"}\n")
+    assert response.json == {"error": status, "message": response.json["message"]}
+    assert words in response.json["message"]
+    return response.json["message"]
 
 
 def post(client, body, path="/plants", method="POST", **headers):
-    """Post a plant, or bytes as they are, whatever the answer; without headers of None."""
+    """Post a plant, and return the response, whatever its status. Bytes are sent as they are.
+
+    A header whose value is None is left out.
+    """
     headers = {"Content_Type": JSON, **headers}
     given = {name.replace("_", "-"): value for name, value in headers.items() if value is not None}
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -46,11 +49,12 @@ def post(client, body, path="/plants", method="POST", **headers):
 def test_a_new_plant_is_a_200_without_its_id_and_stored_once(client, stored):
     """The same plant again gets a 200, too. Most other tests accept any status of success."""
     for _ in range(2):
-        answer = post(client, MONSTERA)
-        assert answer.status_int == 200
-        assert answer.headers.getall("Content-Type") == [JSON]
-        assert answer.json == {"name": "Monstera", "tag": "indoor"}
-        assert answer.body.endswith(b"}\n")  # a shell's prompt would follow on the same line
+        response = post(client, MONSTERA)
+        assert response.status_int == 200
+        assert response.headers.getall("Content-Type") == [JSON]
+        assert response.json == {"name": "Monstera", "tag": "indoor"}
+        # Without a line break, a shell's prompt would follow curl's output on the same line.
+        assert response.body.endswith(b"}\n")
     assert stored() == [(7, "Monstera", "indoor")]
 
 
@@ -67,7 +71,10 @@ ROWS = {
 
 @pytest.mark.parametrize("body", ROWS, ids=lambda body: f"{body:.40}")
 def test_a_plant_is_stored_and_answered_exactly(client, stored, body):
-    """int64, any Unicode but NUL, a tag only where there was one, and nothing that is unknown."""
+    """The id may be any int64, and the text any Unicode but NUL. Unknown members are ignored.
+
+    A plant without a tag is stored with NULL, and returned without a tag.
+    """
     row = ROWS[body]
     tag = {} if row[2] is None else {"tag": row[2]}
     assert post(client, body.encode()).json == {"name": row[1], **tag}
@@ -75,7 +82,7 @@ def test_a_plant_is_stored_and_answered_exactly(client, stored, body):
 
 
 def test_another_plant_with_the_id_is_a_409(client, stored):
-    """What is stored stays as it is. No tag is not an empty one."""
+    """The stored plant does not change. A missing tag and an empty one make different plants."""
     plants = [{"name": "n"}, {"name": "n", "tag": ""}, {"name": "n", "tag": "in"}, {"name": "n "}]
     for number, (first, other) in enumerate(itertools.permutations(plants, 2)):
         post(client, {"id": number, **first})
@@ -84,8 +91,11 @@ def test_another_plant_with_the_id_is_a_409(client, stored):
 
 
 @pytest.mark.parametrize("host", [{}, {"HTTP_HOST": ""}, {"HTTP_HOST": "one.example,two.example"}])
-def test_without_one_host_every_request_is_a_400(client, host):
-    """RFC 9112 section 3.2, before anything else; HTTP/1.0 may do without. Two come as a list."""
+def test_a_request_without_exactly_one_host_gets_a_400(client, host):
+    """Only HTTP/1.0 needs no Host (RFC 9112 section 3.2). Host is checked before the path.
+
+    worker.py joins the values of two Host headers with a comma.
+    """
     request = TestRequest.blank("/", {"PATH_INFO": "//nothing"})
     del request.environ["HTTP_HOST"]
     expected = {"HTTP/1.0": (404, "nothing at //nothing;"), "HTTP/1.1": (400, "exactly one Host")}
@@ -94,21 +104,21 @@ def test_without_one_host_every_request_is_a_400(client, host):
         refused(client.do_request(request, expect_errors=True), status, words)
 
 
-def test_no_or_a_bad_token_is_a_401(client, stored):
-    """The error is named only where credentials of the scheme were sent (RFC 6750 section 3)."""
+def test_a_request_without_a_valid_token_gets_a_401(client, stored):
+    """The challenge names an error only if the client sent Bearer credentials (RFC 6750, 3)."""
     client.authorization = None
     none = [None, "", TOKEN, f"Basic {TOKEN}", f"Bearer{TOKEN}", f"Bearer\t{TOKEN}"]
     bad = ["", f"\t{TOKEN}", TOKEN[:-1], f"{TOKEN}x", "\xf6", f"{TOKEN},Bearer {TOKEN}", "x" * 8000]
     for credentials in [*none, "Bearer", *(f"Bearer {token}" for token in bad)]:
-        answer = post(client, MONSTERA, Authorization=credentials)
-        refused(answer, 401, "token")
+        response = post(client, MONSTERA, Authorization=credentials)
+        refused(response, 401, "token")
         error = "" if credentials in none else ', error="invalid_token"'
-        assert answer.headers["WWW-Authenticate"] == f'Bearer realm="plants"{error}'
+        assert response.headers["WWW-Authenticate"] == f'Bearer realm="plants"{error}'
     assert stored() == []
 
 
-def test_each_token_is_good_for_every_route_that_does_not_do_without(storage):
-    """The scheme may have any case, and more than one space behind it."""
+def test_a_new_route_needs_a_token_and_each_of_the_tokens_opens_it(storage):
+    """The scheme's name may have any case, and more than one space may follow it."""
     app = create_app(storage, [TOKEN, "another-token-0123456"])
     app.get("/new", callback=lambda: b"new")
     client = TestApp(app)
@@ -117,26 +127,33 @@ def test_each_token_is_good_for_every_route_that_does_not_do_without(storage):
         assert client.get("/new", headers={"Authorization": credentials}).body == b"new"
 
 
-def test_what_is_not_declared_as_plain_json_is_a_415(client, stored):
-    """A type has any case and parameters (RFC 9110 section 8.3.1). The answer says what to send."""
+def test_a_body_that_is_not_declared_as_plain_json_gets_a_415(client, stored):
+    """The message says what to send. A media type may have parameters and any case (RFC 9110, 8.3).
+
+    A Content-Encoding that is empty or `identity` changes nothing.
+    """
     for value in "text/plain", f"{JSON}x", f"{JSON}/x", f"text/html; {JSON}", "json", "", None:
-        answer = post(client, MONSTERA, Content_Type=value)
-        refused(answer, 415, "Content-Type must be application/json")
+        response = post(client, MONSTERA, Content_Type=value)
+        refused(response, 415, "Content-Type must be application/json")
     for value in "gzip", "x, gzip":
-        answer = post(client, MONSTERA, Content_Encoding=value)
-        refused(answer, 415, "Content-Encoding must be identity")
+        response = post(client, MONSTERA, Content_Encoding=value)
+        refused(response, 415, "Content-Encoding must be identity")
     assert stored() == []
     for value in "", "identity":
         assert post(client, MONSTERA, Content_Encoding=value).status_int == STORED
     for value in "Application/JSON", f"{JSON}; charset=utf-8", f"{JSON} ;x":
-        answer = post(client, MONSTERA, Content_Type=value, Content_Encoding="Identity")
-        assert answer.status_int == STORED
+        response = post(client, MONSTERA, Content_Type=value, Content_Encoding="Identity")
+        assert response.status_int == STORED
 
 
-def test_the_order_of_checks(client, stored):
-    """404, 405, 401, 415, 413, 408, 400, then 409: mended one by one, each shows the next."""
+def test_a_request_with_several_mistakes_gets_the_status_of_the_first_check(client, stored):
+    """The order is 404, 405, 401, 415, 413, 408, 400, 409.
+
+    The test starts with a request that has all these mistakes. It fixes one after the other, and
+    expects the status of the next one each time.
+    """
     plant = json.dumps(MONSTERA).encode()
-    assert post(client, plant.ljust(2**14)).status_int == STORED  # and not a byte more
+    assert post(client, plant.ljust(2**14)).status_int == STORED  # This body has the largest size.
     client.authorization = None
     request = {"path": "/plant", "method": "PUT", "body": b"{".ljust(2**14 + 1)}
     request["Content_Type"] = "text/plain"
@@ -151,35 +168,38 @@ def test_the_order_of_checks(client, stored):
         (400, {"Content_Length": None, "body": b'{"id": 7, "name": "Sequoia"}'}),
         (409, {"body": plant}),
     ]
-    for status, mended in steps:
+    for status, fix in steps:
         refused(post(client, **request), status)
-        request |= mended
+        request |= fix
     assert post(client, **request).status_int == STORED
     assert stored() == [(7, "Monstera", "indoor")]
 
 
 def failing(failure):
-    """Return a client of an application whose storage raises an exception."""
+    """Return a client of an application whose storage raises `failure` at every call."""
     fail = Mock(side_effect=failure)
     client = TestApp(create_app(Mock(add=fail, check=fail), [TOKEN]))
     client.authorization = ("Bearer", TOKEN)
     return client
 
 
-def test_nothing_from_inside_is_told(capfd):
-    """Of a bug, the server gets the traceback, and the log says which error it was."""
+def test_an_error_response_reveals_nothing_about_the_inside_of_the_service(capfd):
+    """The log has the reason that the database gave, or the name of a bug's exception.
+
+    A bug's traceback goes to the error stream of the server.
+    """
     rejecting = failing(Rejected("SQLITE_CONSTRAINT"))
     message = "the database rejects this plant; retrying will not help"
     assert refused(post(rejecting, MONSTERA), 400) == message
-    assert rejecting.get("/healthz", status=503).headers["Retry-After"] == "1"  # seconds
-    answer = post(failing(ZeroDivisionError("from inside")), MONSTERA)
-    assert "from inside" not in refused(answer, 500)
-    assert "ZeroDivisionError: from inside" in answer.errors
+    assert rejecting.get("/healthz", status=503).headers["Retry-After"] == "1"  # Seconds.
+    response = post(failing(ZeroDivisionError("from inside")), MONSTERA)
+    assert "from inside" not in refused(response, 500)
+    assert "ZeroDivisionError: from inside" in response.errors
     reasons = [json.loads(line)["reason"] for line in capfd.readouterr().out.splitlines()]
     assert reasons == ["SQLITE_CONSTRAINT", "SQLITE_CONSTRAINT", "ZeroDivisionError, a bug"]
 
 
-def test_an_answer_has_the_clients_request_id_if_that_is_sane_and_else_a_new_one(client):
+def test_a_response_has_the_clients_request_id_or_a_new_one_if_that_is_unfit_for_a_log(client):
     for sane in "abc-123", "4bf92f35-77b3-4da6/a.b:c_d+e=f@g", "x" * 128:
         assert post(client, MONSTERA, X_Request_ID=sane).headers["X-Request-ID"] == sane
     others = ["a b", "x" * 129, '"q"', "\xf6", "1,2", "", None, None]
@@ -188,8 +208,10 @@ def test_an_answer_has_the_clients_request_id_if_that_is_sane_and_else_a_new_one
     assert all(re.fullmatch("(?!0{8})[0-9a-f]{32}", each) for each in new), new
 
 
-def test_the_log_has_a_line_of_json_for_each_request_that_no_request_can_forge(client, capfd):
-    """But none for a /healthz that succeeds; without the query."""
+def test_the_log_has_one_line_of_json_for_each_request_and_no_request_can_forge_another(
+    client, capfd
+):
+    """The line leaves out the query. A health check that succeeds has no line."""
     client.get("/healthz")
     path = "/a%0A%1B%5B31m%22%E2%80%A8"
     client.get(f"{path}?query", headers={"X-Request-ID": "mine"}, status=404)
@@ -202,7 +224,7 @@ def test_the_log_has_a_line_of_json_for_each_request_that_no_request_can_forge(c
 
 
 def test_the_log_names_the_token_of_a_request_by_the_beginning_of_its_digest(client, capfd):
-    """A request without a valid token has none. The page shows how to get this beginning."""
+    """`printf %s TOKEN | sha256sum | cut -c 1-8` prints it. A line without a valid token has none."""
     post(client, MONSTERA)
     post(client, MONSTERA, Authorization="Bearer another")
     with_token, without = map(json.loads, capfd.readouterr().out.splitlines())
@@ -210,8 +232,8 @@ def test_the_log_names_the_token_of_a_request_by_the_beginning_of_its_digest(cli
     assert "token" not in without
 
 
-def test_liveness_does_not_look_at_the_storage_and_is_not_logged(capfd):
-    """A failed health check is logged."""
+def test_a_liveness_check_does_not_ask_the_storage_and_is_not_logged(capfd):
+    """A health check that fails is logged."""
     broken = failing(Unavailable("away"))
     assert broken.get("/livez").json == {"status": "ok"}
     broken.get("/healthz", status=503)
@@ -220,34 +242,44 @@ def test_liveness_does_not_look_at_the_storage_and_is_not_logged(capfd):
 
 
 @pytest.mark.parametrize("path", ["/plants%ff", "/%ffplants", "/plants%c0%af", "/openapi.json%80"])
-def test_a_path_that_is_not_utf_8_is_a_404(client, stored, path):
-    """Bottle would drop the bytes that are not UTF-8."""
+def test_a_path_that_is_not_utf_8_gets_a_404(client, stored, path):
+    """Bottle would drop the bytes that are not UTF-8, and find a route for the rest."""
     refused(post(client, MONSTERA, path), 404, "there is nothing at /")
     refused(post(client, b"", path, "OPTIONS"), 404)
     assert stored() == []
 
 
-def test_a_line_of_the_log_is_one_write_that_fits_a_pipe(client, monkeypatch):
-    """A pipe takes 4,096 bytes in one piece; a log that can't be written fails no request."""
-    read, write = socket.socketpair(type=socket.SOCK_DGRAM)  # what is written at once comes alone
+def test_a_log_line_is_written_at_once_and_fits_into_4096_bytes(client, monkeypatch):
+    """A pipe takes 4,096 bytes in one piece, so lines of several workers do not mix in it.
+
+    If the log is closed or nobody reads it, requests are answered all the same.
+    """
+    # A datagram socket keeps the bytes of each write apart, so recv() returns those of one write.
+    read, write = socket.socketpair(type=socket.SOCK_DGRAM)
     with read, write, contextlib.ExitStack() as end:
         end.callback(os.close, before := os.dup(1))
         os.dup2(write.fileno(), 1)
         end.callback(os.dup2, before, 1)
         with monkeypatch.context() as closed:
-            closed.setattr(sys, "stdout", None)  # as Python does; 1 may be a client's socket then
+            # Python sets this at the start if descriptor 1 is closed. A client's socket may have
+            # that number then, so nothing must be written to it.
+            closed.setattr(sys, "stdout", None)
             client.get("/nothing-is-logged", status=404)
         headers = {"X-Request-ID": "x" * 128}
-        answer = client.get("/" + "%F0%9F%8C%B5" * 999, headers=headers, status=404)
-        assert len(answer.json["message"]) == SCHEMAS["error"]["properties"]["message"]["maxLength"]
+        response = client.get("/" + "%F0%9F%8C%B5" * 999, headers=headers, status=404)
+        longest = SCHEMAS["error"]["properties"]["message"]["maxLength"]
+        assert len(response.json["message"]) == longest
         assert len(line := read.recv(2**16)) < 4096
         assert json.loads(line)["id"] == "x" * 128 and line.endswith(b"}\n")
         read.close()
         client.get("/nobody-reads-this", status=404)
 
 
-def test_tokens_are_a_list_with_commas_or_spaces(monkeypatch):
-    """Blank, short or malformed ones are refused; the message says how to make one."""
+def test_plants_tokens_is_a_list_of_tokens_with_commas_or_white_space_between_them(monkeypatch):
+    """A list without a token, or with a short or malformed one, is refused.
+
+    The message says how to make a token, and does not repeat the setting.
+    """
     good = " a/b+c.d_e~f-0123==,token-0123456789\tother-token-01234567890\n"
     monkeypatch.setenv("PLANTS_TOKENS", good)
     assert read_tokens() == good.replace(",", " ").split()

@@ -15,7 +15,7 @@ from tests.support.wire import (
     NOWHERE,
     Writers,
     post,
-    receive_answer,
+    receive_response,
     statuses,
 )
 
@@ -80,7 +80,7 @@ def test_a_unix_socket_prints_a_command_that_stores_a_plant(serve, tmp_path, sto
         client.connect(socket_path)
         head = f"POST /plants HTTP/1.1\r\nHost: localhost\r\n{options[1]}\r\n{options[3]}\r\n"
         client.sendall(post(options[5].encode(), head=head.encode()))
-        assert statuses(receive_answer(client)) == [STORED]
+        assert statuses(receive_response(client)) == [STORED]
     assert stored() == [(7, "Monstera", "indoor")]
 
 

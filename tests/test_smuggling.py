@@ -9,7 +9,7 @@ import pytest
 from app import BODY_LIMIT
 from tests.support.server import STORED, TOKEN, Server
 from tests.support.storage import read_names
-from tests.support.wire import BASIC, CHUNKED, CLOSE, HEAD, answers, chunked, post, receive_answer
+from tests.support.wire import BASIC, CHUNKED, CLOSE, HEAD, answers, chunked, post, receive_response
 
 EVIL = b'{"id": 666, "name": "smuggled"}'
 HIDDEN = post(EVIL)
@@ -50,7 +50,7 @@ def test_no_request_is_served_from_the_body_of_another(server, body):
         check(server, {head + body + AFTER: [status, 404] if is_read else [status]})
         with server.connect() as client:
             client.sendall(head + (body if is_read else body[: body.index(b"\r\n\r\n") + 4]))
-            assert (CLOSE in receive_answer(client)) == (not is_read)
+            assert (CLOSE in receive_response(client)) == (not is_read)
 
 
 def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):

@@ -26,7 +26,7 @@ from tests.support.wire import (
     Writers,
     new_plant,
     post,
-    receive_answer,
+    receive_response,
     refused,
     statuses,
 )
@@ -109,7 +109,7 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server,
     (worker,) = server.workers(1)
     clients = {send(server, NOWHERE): name for name in (b"one", b"other")}
     for client in clients:
-        receive_answer(client)
+        receive_response(client)
     os.kill(worker, signal.SIGSTOP)  # until all has come
     for client, name in clients.items():
         client.sendall(NOWHERE.replace(b"nowhere", b"turns/" + name) * 150)
@@ -132,7 +132,7 @@ def test_who_has_been_waited_for_longest_makes_room(serve, database, send):
         working.sendall(post(MONSTERA)[-9:])
         receiving = begin(send(server), MONSTERA)
         idle = send(server, NOWHERE)
-        assert receive_answer(idle)
+        assert receive_response(idle)
         order = [receiving, idle, send(server)]
         for _ in range(5):
             send(server, b"POST /pl")
@@ -142,7 +142,7 @@ def test_who_has_been_waited_for_longest_makes_room(serve, database, send):
             wait_until(lambda: is_cut(order[0]))
             order.pop(0)
         refused(receive(receiving), 408)
-    answer = receive_answer(working)
+    answer = receive_response(working)
     assert statuses(answer) == [STORED] and CLOSE not in answer
 
 
@@ -161,14 +161,14 @@ def test_who_is_late_is_cut_off(serve, send):
     """Who can be told is told. A busy client goes on, until it is late with a request."""
     server, request = serve(SHORT, "--keep-alive=1", WEB_CONCURRENCY="1"), post(MONSTERA)
     clients = [send(server, half) for half in LATE]
-    assert statuses(receive_answer(clients[2])) == [404]
+    assert statuses(receive_response(clients[2])) == [404]
     busy, sending = send(server), send(server, (GET + b"\r\n") * 1000)
 
     def all_are_cut() -> bool:
         for piece in (request[:7], request[7:-9], request[-9:]):
             busy.sendall(piece)
             time.sleep(0.01)  # so that it comes in pieces
-        assert statuses(receive_answer(busy)) == [STORED]
+        assert statuses(receive_response(busy)) == [STORED]
         for client in clients[-2:]:
             with contextlib.suppress(ConnectionError):
                 client.send(b"x")
@@ -218,7 +218,7 @@ def test_a_stop_under_load_drops_nothing(serve, database, send):
 
             def says_close() -> bool:
                 busy.sendall(NOWHERE)
-                return CLOSE in receive_answer(busy)
+                return CLOSE in receive_response(busy)
 
             assert not says_close()
             server.process.terminate()
@@ -239,7 +239,7 @@ def test_a_stop_waits_for_the_storage_but_not_for_clients(serve, database, send)
     """By Ctrl+C, which all processes get."""
     server = serve(SHORT, "--keep-alive=600", "--graceful-timeout=600", WEB_CONCURRENCY="1")
     idle = send(server, NOWHERE)
-    assert statuses(receive_answer(idle)) == [404]
+    assert statuses(receive_response(idle)) == [404]
     with lock_held(database):
         working = begin(send(server), MONSTERA)
         working.sendall(post(MONSTERA)[-9:])

@@ -1,1 +1,1 @@
-"""What tests use: servers, clients, locks, samples. Contains no tests."""
+"""Servers, clients, locks and sample requests that the tests use. It contains no tests."""

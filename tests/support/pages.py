@@ -1,4 +1,4 @@
-"""What README.md and the pages of docs/ have for copying."""
+"""The code blocks, commands and tables of README.md and the pages of docs/, for tests to run."""
 
 import re
 
@@ -14,18 +14,24 @@ BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")  # its language and its text
 
 
 def block(language: str, beginning: str) -> str:
-    """The first code block in a language that begins so; those of README.md come first."""
+    """Return the first code block in this language that starts with `beginning`.
+
+    README.md is searched first, then the pages of docs/.
+    """
     found = BLOCK.findall("\n".join(PAGES.values()))
     return next(text for name, text in found if name == language and text.startswith(beginning))
 
 
 def command(beginning: str) -> str:
-    """The first command within a sentence that begins so."""
+    """Return the first command within a sentence, in backquotes, that starts with `beginning`."""
     return re.search(f"`({re.escape(beginning)}[^`]*)`", SENTENCES)[1]
 
 
 def table(heading: str) -> list[list[str]]:
-    """The rows of the one table whose heading begins so, without the heading."""
+    """Return the rows of the table whose first column's title starts with `heading`.
+
+    Fails unless there is exactly one such table. The row of titles is left out.
+    """
     pattern = rf"(?m)^\| {heading}.*\n\|[-|]+\|\n((?:\|.*\n)+)"
     (rows,) = re.findall(pattern, "\n".join(PAGES.values()))
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows.splitlines()]

@@ -1,4 +1,4 @@
-"""The service as it runs: a gunicorn with its workers, and what a client does with it."""
+"""A running service: gunicorn's master and its workers, their output, and requests to them."""
 
 import contextlib
 import functools
@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-HERE = [str(Path(sys.executable).with_name("gunicorn")), "--bind=127.0.0.1:0"]  # any free port
+HERE = [str(Path(sys.executable).with_name("gunicorn")), "--bind=127.0.0.1:0"]  # On any free port.
 TOKEN = "test-token-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")  # of gunicorn, when all is well
-PATIENCE = 30.0  # seconds until a test gives up on what should happen at once
+LOG_LINE = re.compile(r"\[.*\] \[\d+\] \[INFO\] .*\n")  # What gunicorn writes if nothing is wrong.
+PATIENCE = 30.0  # Seconds to wait for something that should happen at once, before a test fails.
 SHORT, PATIENT = (f"--worker-class=tests.support.workers.{name}" for name in ("Short", "Patient"))
 
 
 class Success(int):
-    """Equal to each status of success; the one that is sent is said in one test of test_app.py."""
+    """A status that equals every status from 200 to 299.
+
+    One test in test_app.py pins which of them the service sends for a stored plant.
+    """
 
     __hash__ = int.__hash__
 
@@ -35,20 +38,23 @@ class Success(int):
         return status in range(200, 300)
 
 
-STORED = Success(200)  # what says that a plant is stored
+STORED = Success(200)  # The status of a response that says that a plant is stored.
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
-    """Return what `condition` returns as soon as that is true; fail if it never is."""
+    """Call `condition` until it returns something true, and return that. Fail after PATIENCE."""
     deadline = time.monotonic() + PATIENCE
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE} s in vain"
+        assert time.monotonic() < deadline, f"the condition was still not true after {PATIENCE} s"
         time.sleep(0.005)
     return result
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to clients."""
+    """Return a TCP port on which nothing listens.
+
+    It is below the ports that Linux gives to outgoing connections, so no client takes it meanwhile.
+    """
     while True:
         port = random.randrange(10_000, 30_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -56,12 +62,12 @@ def free_port() -> int:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """All that comes until the other side has ended."""
+    """Return all bytes that arrive until the other side closes the connection."""
     return b"".join(iter(lambda: connection.recv(2**16), b""))
 
 
 class Server(contextlib.AbstractContextManager["Server"]):
-    """A master and its workers, with their output. A `with` block ends it, without mercy."""
+    """A master and its workers, with their output. At the end of a `with` block they are killed."""
 
     def __init__(
         self,
@@ -71,9 +77,11 @@ class Server(contextlib.AbstractContextManager["Server"]):
         listener: socket.socket | None = None,
         **environment: str | None,
     ) -> None:
-        """Keep the SQLite file and the output in `folder`; leave out variables that are None.
+        """Start gunicorn, or `command`, and keep the SQLite file and the output in `folder`.
 
-        A `listener` is there before it and after it, so that no client is ever turned away.
+        `environment` is added to the test's own; a variable whose value is None is left out.
+        `listener` is a socket of the test on which the server accepts connections. It stays open
+        before and after the server, so that no connection is refused.
         """
         own = {"PLANTS_TOKENS": TOKEN, "DATABASE_URL": f"sqlite:///{folder}/plants.db"}
         own |= {**dict.fromkeys(("GUNICORN_CMD_ARGS", "PORT", "WEB_CONCURRENCY")), **environment}
@@ -90,40 +98,40 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.kill()
-        print(self.out)  # pytest shows it where a test fails
+        print(self.out)  # pytest shows this if the test fails.
         assert kind or "Traceback" not in self.err, self.err
 
     @property
     def out(self) -> str:
-        """What was written to standard output so far: the log."""
+        """The log of requests: what was written to standard output so far."""
         return (self._output / "out").read_text()
 
     @property
     def err(self) -> str:
-        """What was written to standard error so far: gunicorn's log."""
+        """gunicorn's own log: what was written to standard error so far."""
         return (self._output / "err").read_text()
 
     def said(self) -> list[str]:
-        """The lines of standard error, but those of gunicorn when all is well."""
+        """Return the lines of standard error, without those that gunicorn always writes."""
         return LOG_LINE.sub("", self.err).strip().splitlines()
 
     def logged(self, request_id: str) -> dict[str, Any]:
-        """The line of the log for the request with this X-Request-ID, once it is there."""
+        """Wait for the log line of the request with this X-Request-ID, and return it."""
         line = wait_until(lambda: re.search(rf'(?m)^.*"id": "{request_id}".*$', self.out))
         return dict(json.loads(line[0]))
 
     @functools.cached_property
     def port(self) -> int:
-        """The port, once it listens there."""
+        """The TCP port of the server. Waits until the server listens on it."""
         line = r"Listening at: https?://[\d.]+:(\d+)"
         found = wait_until(lambda: self.process.poll() or re.search(line, self.err))
         assert isinstance(found, re.Match), self.err
         return int(found[1])
 
     def workers(self, count: int = 2) -> list[int]:
-        """The process ids of the workers that are alive, once there are so many.
+        """Wait until exactly `count` workers are alive, and return their process ids.
 
-        One that has answered nothing yet may still be starting: then each signal ends it.
+        A worker that has not answered a request yet may still be starting. Any signal ends it then.
         """
 
         def look() -> list[int]:
@@ -134,11 +142,15 @@ class Server(contextlib.AbstractContextManager["Server"]):
         return look()
 
     def connect(self) -> socket.socket:
-        """A new connection to it."""
+        """Return a new connection to the server."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def send(self, data: bytes, ends: bool = False) -> bytes:
-        """Send `data`, and its end or nothing more; return all that comes until the end of that."""
+        """Send `data` on a new connection. Return all bytes until the server closes it.
+
+        With `ends`, the client shuts down its sending side after `data`. Otherwise it stays
+        connected and sends nothing more.
+        """
         with self.connect() as connection:
             connection.sendall(data)
             if ends:
@@ -148,40 +160,43 @@ class Server(contextlib.AbstractContextManager["Server"]):
     def request(
         self, method: str, path: str, body: Any = None, headers: Any = ()
     ) -> tuple[int, Any]:
-        """Send a request on a connection of its own; return the status and the JSON body."""
+        """Send a request on a new connection. Return the status and the JSON body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers))
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
 
     def post(self, plant: Any, token: str = TOKEN) -> tuple[int, Any]:
-        """Post a plant; return the status and the JSON body."""
+        """Post a plant on a new connection. Return the status and the JSON body."""
         headers = {**HEADERS, "Authorization": f"Bearer {token}"}
         return self.request("POST", "/plants", json.dumps(plant), headers)
 
     def health(self) -> int:
-        """The status of a health check."""
+        """Ask GET /healthz, and return the status of the response."""
         return self.request("GET", "/healthz")[0]
 
     def wait(self) -> int:
-        """The exit status, once the master has ended."""
+        """Wait until the master has ended, and return its exit status."""
         return self.process.wait(PATIENCE)
 
     def stop(self) -> int:
-        """Send SIGTERM to the master; return its exit status."""
+        """Send SIGTERM to the master, wait until it has ended, and return its exit status."""
         self.process.terminate()
         return self.wait()
 
     def kill(self) -> None:
-        """Kill -9 the master and all workers at once."""
+        """Kill the master and all workers with SIGKILL, all at the same time."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.wait()
 
 
 def fails_with(server: Server, words: str) -> None:
-    """Assert that a start fails with one line beside those of a log, which matches `words`."""
+    """Assert that a start fails before it starts a worker, with one line that matches `words`.
+
+    The lines that gunicorn always writes do not count.
+    """
     assert server.wait() != 0
     assert len(said := server.said()) == 1, server.err
     assert re.search(words, said[0], re.IGNORECASE), said
@@ -189,5 +204,8 @@ def fails_with(server: Server, words: str) -> None:
 
 
 def memory(pid: int) -> float:
-    """The MiB of a process, with its share of what it has in common with others (PSS)."""
+    """Return the memory of a process in MiB.
+
+    This is its PSS: memory that several processes share is divided among them.
+    """
     return int(re.search(r"Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[1]) / 1024

@@ -55,7 +55,10 @@ def locked(database: Path) -> Iterator[None]:
 
 
 def queue_up(method: Callable[..., object], *arguments: object) -> Future[Any]:
-    """Let a thread call add() or check() of a storage; return once it waits in the queue."""
+    """Call add() or check() of a storage in a new thread. Return once that call waits in the queue.
+
+    The future gets what the call returns or raises.
+    """
     thread, pool = Future[int](), ThreadPoolExecutor(1)
     outcome = pool.submit(lambda: thread.set_result(threading.get_ident()) or method(*arguments))
     wait = threading.Condition.wait.__code__
@@ -64,7 +67,7 @@ def queue_up(method: Callable[..., object], *arguments: object) -> Future[Any]:
 
 
 def run_in_processes(*functions: Callable[[], object]) -> None:
-    """Run functions at once, each in a process of its own, which has to end by itself."""
+    """Run all functions at the same time, each in a forked process, and assert that none fails."""
     processes = [multiprocessing.get_context("fork").Process(target=each) for each in functions]
     for process in processes:
         process.start()

@@ -1,4 +1,4 @@
-"""Clients: plants, requests and answers as they are sent over a socket, and writers of plants."""
+"""Requests as the bytes that clients send, responses as the bytes that arrive, and busy clients."""
 
 import http.client
 import itertools
@@ -13,39 +13,45 @@ from typing import Any
 from tests.support.server import HEADERS, PATIENCE, STORED, TOKEN, wait_until
 
 MONSTERA = {"id": 7, "name": "Monstera", "tag": "indoor"}
-NEW_IDS = itertools.count(10_000)  # which no test may choose by itself
+NEW_IDS = itertools.count(10_000)  # Only new_plant() takes ids from here on.
 HEAD = (
     f"POST /plants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
     "Content-Type: application/json\r\n"
 ).encode()
 HALF_A_BODY = HEAD + b"Content-Length: 9\r\n\r\n{"
-BASIC = HEAD.replace(b"Bearer", b"Basic")  # which gets a 401
+BASIC = HEAD.replace(b"Bearer", b"Basic")  # The response has status 401.
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 CLOSE = b"\r\nConnection: close\r\n"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
-NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"  # which gets a 404
+NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"  # The response has status 404.
 
 
 def new_plant(**members: Any) -> dict[str, Any]:
-    """A plant whose id and name no other test has used, as servers are shared."""
+    """Return a plant with an id and a name of its own, since several tests share a server."""
     number = next(NEW_IDS)
     return {"id": number, "name": f"Ivy {number}.", **members}
 
 
 def post(plant: object, *headers: bytes, head: bytes = HEAD) -> bytes:
-    """A request that posts a plant, or bytes as they are, with more header lines."""
+    """Return a request that posts a plant, with `headers` as additional header lines.
+
+    If `plant` is bytes, they are the body as it is.
+    """
     body = plant if isinstance(plant, bytes) else json.dumps(plant).encode()
     lines = b"".join(header + b"\r\n" for header in headers)
     return head + lines + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
 def chunked(*chunks: bytes) -> bytes:
-    """Chunks of a body; an empty one ends it."""
+    """Return `chunks` as a client sends them (RFC 9112 section 7.1). An empty one ends the body."""
     return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
 
 
-def receive_answer(connection: socket.socket) -> bytes:
-    """The next answer, on a connection that may stay open; each ends as its JSON does."""
+def receive_response(connection: socket.socket) -> bytes:
+    """Return the bytes of the next response on a connection that may stay open.
+
+    Every response has a JSON object and a line break at its end, so `}` and a line break end it.
+    """
     data = b""
     while not data.endswith(b"}\n"):
         data += (piece := connection.recv(2**16))
@@ -54,7 +60,7 @@ def receive_answer(connection: socket.socket) -> bytes:
 
 
 def answers(data: bytes) -> list[tuple[int, Any]]:
-    """Split what came over a socket into answers: their statuses and JSON bodies."""
+    """Split the bytes that arrived on a connection into responses: statuses and JSON bodies."""
     found = []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")
@@ -65,12 +71,12 @@ def answers(data: bytes) -> list[tuple[int, Any]]:
 
 
 def statuses(data: bytes) -> list[int]:
-    """The statuses of the answers that came over a socket."""
+    """Return the statuses of all responses in the bytes that arrived on a connection."""
     return [status for status, _ in answers(data)]
 
 
 def refused(data: bytes, status: int) -> str:
-    """Assert that `data` is one answer with an Error, and all headers; return its message."""
+    """Assert that `data` is one response: an Error with all usual headers. Return its message."""
     ((actual, body),) = answers(data)
     assert (actual, body) == (status, {"error": status, "message": body["message"]})
     assert b"Content-Type: application/json" in data
@@ -81,13 +87,13 @@ def refused(data: bytes, status: int) -> str:
 
 
 class Writers:
-    """Clients that post new plants, each again and again until it is stored."""
+    """Clients in threads, each of which posts a plant until it is stored, and then the next one."""
 
     def __init__(self, port: int, count: int = 8) -> None:
-        """`count` is the number of clients."""
-        self.acknowledged: dict[int, str] = {}  # the names of plants that are stored, by id
-        self.answers: Counter[int] = Counter()  # by status
-        self.failures: list[Exception] = []  # of connections
+        """Prepare `count` clients. They post while the `with` block runs."""
+        self.acknowledged: dict[int, str] = {}  # Names by id of the plants that got a 2xx.
+        self.answers: Counter[int] = Counter()  # The number of responses of each status.
+        self.failures: list[Exception] = []  # Connections that were refused or broke.
         self._port, self.end = port, threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(count)]
 
@@ -102,7 +108,7 @@ class Writers:
             thread.join(PATIENCE)
 
     def goes_on(self, count: int = 100) -> bool:
-        """Wait until `count` more plants were acknowledged."""
+        """Wait until `count` more plants are acknowledged. Returns True, or fails."""
         goal = len(self.acknowledged) + count
         return bool(wait_until(lambda: len(self.acknowledged) >= goal))
 
@@ -113,14 +119,14 @@ class Writers:
             headers = {**HEADERS, "X-Request-ID": f"{plant['id']}"}
             try:
                 client.request("POST", "/plants", json.dumps(plant), headers)
-                (answer := client.getresponse()).read()
+                (response := client.getresponse()).read()
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(error)
                 client.close()
-                time.sleep(0.01)  # a server that is away is asked again, but not all the time
+                time.sleep(0.01)  # Do not keep the machine busy while no server is there.
                 continue
-            self.answers[answer.status] += 1
-            if answer.status == STORED:
+            self.answers[response.status] += 1
+            if response.status == STORED:
                 self.acknowledged[plant["id"]] = plant["name"]
                 plant = new_plant()
         client.close()

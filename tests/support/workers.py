@@ -1,4 +1,4 @@
-"""Classes for gunicorn's --worker-class, with other limits."""
+"""Classes for gunicorn's --worker-class: the service's worker with other time limits."""
 
 import math
 import time
@@ -8,10 +8,10 @@ from worker import Worker
 
 
 class Short(Worker):
-    """Has limits that a test can wait for, and looks at its clients often."""
+    """Has time limits that are short enough to wait for, and checks them 20 times a second."""
 
     check_interval = 0.05
-    limits = 0.5, 0.3
+    limits = 0.5, 0.3  # Seconds, in place of REQUEST_TIMEOUT and LINGER_TIMEOUT.
 
     def run(self) -> None:
         worker.REQUEST_TIMEOUT, worker.LINGER_TIMEOUT = self.limits
@@ -19,19 +19,19 @@ class Short(Worker):
 
 
 class Patient(Short):
-    """Has limits that no test waits for."""
+    """Never disconnects a client for being slow, however busy the machine is."""
 
     limits = math.inf, math.inf
 
 
 class Lingering(Short):
-    """Has one limit that a test can wait for: the one for reading the last response."""
+    """Has no limit for a request to arrive, and a short one for its last response to be read."""
 
     limits = math.inf, 0.3
 
 
 class Starting(Worker):
-    """Is never ready to serve."""
+    """Stays in its start for ten minutes, longer than any test takes."""
 
     def init_process(self) -> None:
         time.sleep(600)
