@@ -224,7 +224,7 @@ def test_the_log_has_one_line_of_json_for_each_request_and_no_request_can_forge_
 
 
 def test_the_log_names_the_token_of_a_request_by_the_beginning_of_its_digest(client, capfd):
-    """`printf %s TOKEN | sha256sum | cut -c 1-8` prints it. A line without a valid token has none."""
+    """`printf %s TOKEN | sha256sum | cut -c 1-8` prints it. An invalid token is not named."""
     post(client, MONSTERA)
     post(client, MONSTERA, Authorization="Bearer another")
     with_token, without = map(json.loads, capfd.readouterr().out.splitlines())

@@ -1,4 +1,4 @@
-"""The worker: what it makes of bytes, slow clients, many clients and SIGTERM, in real processes."""
+"""The worker, in real processes: HTTP, slow clients, more clients than fit, and shutdowns."""
 
 import contextlib
 import os
@@ -34,28 +34,29 @@ from worker import MAX_REQUEST_BYTES, Connection
 
 
 def begin(client: socket.socket, plant: object) -> socket.socket:
-    """Send a plant but for its last 9 bytes; return once the service reads the body."""
+    """Send a plant without its last 9 bytes. Return once the service has begun to read the body."""
     client.sendall(post(plant, b"Expect: 100-continue")[:-9])
     assert client.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
     return client
 
 
-def is_cut(client: socket.socket) -> bool:
-    """Whether the server has ended its side of a connection."""
-    poll = select.poll()  # unlike select(), for any number of descriptors
+def is_closed(client: socket.socket) -> bool:
+    """Tell if the server has closed its side of a connection, or all of it."""
+    poll = select.poll()  # select() would take no descriptor from 1,024 on.
     poll.register(client, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 def is_held(client: socket.socket) -> bool:
-    """Whether a process still has the socket at the other end of a connection open."""
+    """Tell if a process still has the socket at the other end of a connection open."""
     port = f":{client.getsockname()[1]:04X}"
     rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
-    return any(row[2].endswith(port) and row[9] != "0" for row in rows)  # The inode is 0 then.
+    # The kernel keeps a socket for a while after its process has closed it, but without an inode.
+    return any(row[2].endswith(port) and row[9] != "0" for row in rows)
 
 
-def test_headers_of_a_proxy_change_nothing(server):
-    """gunicorn believes such headers from loopback, unless it is told not to."""
+def test_a_client_can_not_change_the_path_or_its_address_with_headers_of_a_proxy(server):
+    """By default, gunicorn believes such headers if they come from loopback."""
     names = (b"SCRIPT_NAME", b"PATH_INFO", b"X-Forwarded-For", b"X-Forwarded-Proto")
     lines = [name + b": /x" for name in names]
     ends = [b"X-Forwarded-Ssl: on", b"X-Request-ID: proxy", b"Connection: close"]
@@ -64,8 +65,8 @@ def test_headers_of_a_proxy_change_nothing(server):
     assert (logged["client"], logged["request"]) == ("127.0.0.1", "POST /plants")
 
 
-def test_a_head_with_too_many_parts_is_refused(server):
-    """64 lines and 32 KiB, but no more, whatever the request before it had."""
+def test_a_head_of_more_than_64_lines_or_32_kib_gets_a_431(server):
+    """A request before it on the same connection does not count."""
     get = GET + b"Connection: close\r\n"
     lines = get + b"X: a\r\n" * 61 + b"X: a"
     large = (get + (b"X: " + b"x" * 8000 + b"\r\n") * 4 + b"X: ").ljust(MAX_REQUEST_BYTES - 4, b"x")
@@ -74,14 +75,16 @@ def test_a_head_with_too_many_parts_is_refused(server):
         refused(server.send(head + more + b"\r\n\r\n"), 431)
 
 
-def test_a_connection_ends_if_any_of_its_options_says_close(server):
+def test_a_client_that_sends_close_among_other_connection_options_gets_one_response(server):
     """libwww-perl sends `TE, close` (RFC 9112 section 9.6)."""
     for options in (b"TE, close", b"close", b"Close,TE", b"keep-alive, close"):
         response = server.send(NOWHERE[:-2] + b"Connection: " + options + b"\r\n\r\n" + NOWHERE)
         assert statuses(response) == [404] and CLOSE in response
 
 
-def test_each_second_has_a_date_of_its_own(server):
+def test_the_date_of_a_response_is_not_that_of_an_earlier_second(server):
+    """The worker formats the date once for each second."""
+
     def date() -> bytes:
         return re.search(rb"\r\nDate: (.*)\r\n", server.send(NOWHERE, ends=True))[1]
 
@@ -89,8 +92,13 @@ def test_each_second_has_a_date_of_its_own(server):
     wait_until(lambda: date() != first)
 
 
-def test_a_client_that_reads_its_last_response_has_a_limit_of_its_own(serve, send):
-    """Here the limit for a request is infinite. A client that goes on sending is closed as well."""
+def test_a_client_that_does_not_close_its_connection_after_the_last_response_is_disconnected(
+    serve, send
+):
+    """The limit for this is LINGER_TIMEOUT. It also holds for a client that goes on sending.
+
+    There is no other limit in this test: requests may take any time.
+    """
     server = serve("--worker-class=tests.support.workers.Lingering", WEB_CONCURRENCY="1")
     last = NOWHERE[:-2] + b"Connection: close\r\n\r\n"
     silent, sending = send(server, last), send(server, last)
@@ -105,12 +113,15 @@ def test_a_client_that_reads_its_last_response_has_a_limit_of_its_own(serve, sen
 
 
 def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server, send):
-    """One request of each in a round, which takes few new clients: other workers want some, too."""
+    """The worker answers one request of each connection in a round.
+
+    In each round it accepts few new connections, so that other workers get some of them.
+    """
     (worker,) = server.workers(1)
     clients = {send(server, NOWHERE): name for name in (b"one", b"other")}
     for client in clients:
         receive_response(client)
-    os.kill(worker, signal.SIGSTOP)  # until all has come
+    os.kill(worker, signal.SIGSTOP)  # Let all requests arrive before the worker reads any of them.
     for client, name in clients.items():
         client.sendall(NOWHERE.replace(b"nowhere", b"turns/" + name) * 150)
     for _ in range(9):
@@ -118,13 +129,19 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server,
     os.kill(worker, signal.SIGCONT)
     wait_until(lambda: server.out.count("GET /turns/") == 309)
     order = re.findall(r"GET /turns/(\w+)", server.out)
-    assert 10 <= order[:150].count("one") <= 140  # gevent runs 50 of one, if only they are ready
+    # If only one of the two connections has its data in time, gevent may serve 50 of its requests.
+    assert 10 <= order[:150].count("one") <= 140
     first, *_, last = (place for place, name in enumerate(order) if name == "new")
     assert last - first > 10
 
 
-def test_who_has_been_waited_for_longest_makes_room(serve, database, send):
-    """Whatever it does not do. Who waits for the database is not cut, and holds up nobody."""
+def test_a_new_client_replaces_the_one_that_has_kept_the_worker_waiting_longest(
+    serve, database, send
+):
+    """It makes no difference if the worker waits for a request, for its rest or for the next one.
+
+    A client whose plant waits for the database stays connected, and the others are still served.
+    """
     server = serve(PATIENT, "--worker-connections=10", WEB_CONCURRENCY="1")
     assert server.health() == 200
     with lock_held(database):
@@ -137,56 +154,60 @@ def test_who_has_been_waited_for_longest_makes_room(serve, database, send):
         for _ in range(5):
             send(server, b"POST /pl")
         while order:
-            assert not any(map(is_cut, order))
+            assert not any(map(is_closed, order))
             send(server, b"POST /pl")
-            wait_until(lambda: is_cut(order[0]))
+            wait_until(lambda: is_closed(order[0]))
             order.pop(0)
         refused(receive(receiving), 408)
-    answer = receive_response(working)
-    assert statuses(answer) == [STORED] and CLOSE not in answer
+    response = receive_response(working)
+    assert statuses(response) == [STORED] and CLOSE not in response
 
 
-LATE = {  # what a client has sent, and whether it is told
+# What late clients have sent. True says that the head is complete, so the client gets a 408.
+LATE = {
     b"": False,
     b"POST /pl": False,
-    NOWHERE: False,  # the next request
+    NOWHERE: False,  # It gets a 404, and its next request never comes.
     HALF_A_BODY[:-1]: True,
     HEAD + CHUNKED + b"1\r\n{": True,
-    HEAD: False,  # and bytes of another line
-    HEAD + b"Content-Length: 9999\r\n\r\n": True,  # and bytes of the body
+    HEAD: False,  # The test goes on to send bytes of another header line.
+    HEAD + b"Content-Length: 9999\r\n\r\n": True,  # The test goes on to send bytes of the body.
 }
 
 
-def test_who_is_late_is_cut_off(serve, send):
-    """Who can be told is told. A busy client goes on, until it is late with a request."""
+def test_a_late_client_is_disconnected_and_gets_a_408_if_its_head_was_complete(serve, send):
+    """A client that sends one request after the other stays connected until a request is late."""
     server, request = serve(SHORT, "--keep-alive=1", WEB_CONCURRENCY="1"), post(MONSTERA)
     clients = [send(server, half) for half in LATE]
     assert statuses(receive_response(clients[2])) == [404]
     busy, sending = send(server), send(server, (GET + b"\r\n") * 1000)
 
-    def all_are_cut() -> bool:
+    def all_are_closed() -> bool:
         for piece in (request[:7], request[7:-9], request[-9:]):
             busy.sendall(piece)
-            time.sleep(0.01)  # so that it comes in pieces
+            time.sleep(0.01)  # Otherwise the server might receive all pieces as one.
         assert statuses(receive_response(busy)) == [STORED]
         for client in clients[-2:]:
             with contextlib.suppress(ConnectionError):
                 client.send(b"x")
-        return all(map(is_cut, [*clients, sending]))
+        return all(map(is_closed, [*clients, sending]))
 
-    wait_until(all_are_cut)
-    assert server.out.count("GET /openapi.json") < 100  # of 1,000: the system keeps few answers
+    wait_until(all_are_closed)
+    # `sending` sent 1,000 requests and read no response. Few responses fit into the system's
+    # buffers, so the worker stopped early.
+    assert server.out.count("GET /openapi.json") < 100
     busy.sendall(request + HALF_A_BODY)
     assert statuses(receive(busy)) == [STORED, 408]
-    for client, is_told in zip(clients, LATE.values(), strict=True):
-        answer = b""
-        with contextlib.suppress(ConnectionError):  # what it sends to who is gone is refused
-            answer = client.recv(2**16)
-        assert "incomplete or too slow" in refused(answer, 408) if is_told else not answer
+    for client, is_complete in zip(clients, LATE.values(), strict=True):
+        response = b""
+        # The connection is reset if the client has sent bytes after the server had closed it.
+        with contextlib.suppress(ConnectionError):
+            response = client.recv(2**16)
+        assert "incomplete or too slow" in refused(response, 408) if is_complete else not response
 
 
-def test_what_has_come_before_a_client_is_cut_is_read():
-    """Also where it was idle for too long, or the worker ends; and nothing after it."""
+def test_an_aborted_connection_still_gives_the_request_that_has_arrived_and_nothing_more():
+    """The worker may abort an idle connection at the moment when a request arrives."""
     near, far = gevent.socket.socketpair()
     with near, far:
         connection = Connection(near, limit=0)
@@ -197,7 +218,7 @@ def test_what_has_come_before_a_client_is_cut_is_read():
             connection.recv(2**13)
 
 
-def test_a_request_takes_as_much_as_it_may_in_pieces_of_any_size():
+def test_a_request_is_refused_after_32_kib_whatever_the_size_of_its_pieces():
     near, far = gevent.socket.socketpair()
     with near, far:
         connection = Connection(near, limit=0)
@@ -207,8 +228,11 @@ def test_a_request_takes_as_much_as_it_may_in_pieces_of_any_size():
             connection.recv(5000)
 
 
-def test_a_stop_under_load_drops_nothing(serve, database, send):
-    """What has begun is finished. Who has not been accepted is there for the next server."""
+def test_a_stop_under_load_answers_every_request_that_has_begun(serve, database, send):
+    """No client sees an error. A connection that no worker has accepted waits for the next server.
+
+    After SIGTERM, each response says that its connection ends.
+    """
     options = [PATIENT, "--keep-alive=1", "--graceful-timeout=600"]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server, plant = serve(*options, listener=listener, WEB_CONCURRENCY="1"), new_plant()
@@ -224,19 +248,24 @@ def test_a_stop_under_load_drops_nothing(serve, database, send):
             server.process.terminate()
             wait_until(says_close)
             begun.sendall(post(plant)[-9:])
-            answer = receive(begun)
-            assert statuses(answer) == [STORED] and CLOSE in answer
+            response = receive(begun)
+            assert statuses(response) == [STORED] and CLOSE in response
             begun.close()
             busy.close()
             assert server.wait() == 0
             assert (list(writers.answers), writers.failures) == ([STORED], [])
             listener.close()
-    assert not Path(f"{database}-wal").exists()  # the connections were closed, not just dropped
+    # SQLite removes this file if the last connection to the database is closed in order.
+    assert not Path(f"{database}-wal").exists()
     assert read_names(server.url) == writers.acknowledged | {plant["id"]: plant["name"]}
 
 
-def test_a_stop_waits_for_the_storage_but_not_for_clients(serve, database, send):
-    """By Ctrl+C, which all processes get."""
+def test_a_stop_by_ctrl_c_waits_for_the_storage_but_not_for_clients(serve, database, send):
+    """Ctrl+C sends SIGINT to the master and all workers.
+
+    A plant that waits for the database is stored. A client that is idle, or has sent half of a
+    head, is disconnected.
+    """
     server = serve(SHORT, "--keep-alive=600", "--graceful-timeout=600", WEB_CONCURRENCY="1")
     idle = send(server, NOWHERE)
     assert statuses(receive_response(idle)) == [404]
@@ -244,11 +273,12 @@ def test_a_stop_waits_for_the_storage_but_not_for_clients(serve, database, send)
         working = begin(send(server), MONSTERA)
         working.sendall(post(MONSTERA)[-9:])
         half = send(server, b"POST /pl")
-        assert server.request("GET", "/nowhere")[0] == 404  # it has read what came before
+        # This response shows that the worker has read the half of a head, which came before.
+        assert server.request("GET", "/nowhere")[0] == 404
         os.killpg(server.process.pid, signal.SIGINT)
         assert receive(idle) == receive(half) == b""
-    answer = receive(working)
-    assert statuses(answer) == [STORED] and CLOSE in answer
+    response = receive(working)
+    assert statuses(response) == [STORED] and CLOSE in response
     assert server.wait() == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.server import PATIENT, SHORT, STORED, Server, memory, wait_until
 from tests.support.wire import BASIC, GET, HALF_A_BODY, HEAD, MONSTERA, NOWHERE, new_plant, post
-from tests.test_worker import is_cut
+from tests.test_worker import is_closed
 
 CONNECTIONS, EACH = 64, 150  # at the same time; requests on a connection
 KINDS = {  # what they send at first, and then again and again; they read nothing
@@ -43,7 +43,7 @@ def test_slow_clients_of_each_kind_are_cut_off(serve, send):
     def are_cut_off() -> bool:
         assert server.post(new_plant())[0] == STORED
         for client, more in list(clients.items()):
-            if (more or is_cut(client)) and send_on(client, more or b"x"):
+            if (more or is_closed(client)) and send_on(client, more or b"x"):
                 del clients[client]
         return not clients
 
