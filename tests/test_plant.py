@@ -1,4 +1,4 @@
-"""What counts as a plant, and what a person is told of one that does not."""
+"""Which bodies are plants, and what the message says about the mistakes in the others."""
 
 import itertools
 import json
@@ -23,12 +23,12 @@ HALF = "the body has an escaped half of a surrogate pair"
 TWICE = "the body has two members of the same name in one object"
 NOT_JSON = "the body is not valid JSON: "
 MANY = ", ".join(f'"{number}": 0' for number in range(999))
-DEEP = "[" * 900 + "]" * 900  # what every parser takes
-MISTAKES = {
+DEEP = "[" * 900 + "]" * 900  # Python of every version parses this depth.
+MISTAKES = {  # A body, and the message that it gets.
     "": "the body is empty",
     '{\n"id": x}': f"{NOT_JSON}Expecting value at line 2, column 7",
     '{"id": 1, "name": "n"} {}': f"{NOT_JSON}Extra data at line 1, column 24",
-    "\ufeff{}": f"{NOT_JSON}Expecting value at line 1, column 1",  # a byte order mark
+    "\ufeff{}": f"{NOT_JSON}Expecting value at line 1, column 1",  # A byte order mark.
     '{"id": \udcff}': "the body is not valid UTF-8: invalid start byte at byte 7",
     '{"id": -Infinity, "name": "n"}': f"{NOT_JSON}NaN and Infinity are not allowed",
     '{"id": 1, "\\u0069d": 2, "name": "n"}': TWICE,
@@ -64,7 +64,7 @@ MISTAKES = {
 
 
 def refusal(body: bytes) -> str | None:
-    """What is said of a body that is no plant; None of one that is."""
+    """Return the message about a body that is not a plant, or None if it is a plant."""
     try:
         parse_new_plant(body)
     except InvalidPlant as error:
@@ -73,12 +73,15 @@ def refusal(body: bytes) -> str | None:
 
 
 @pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[-44:])
-def test_what_is_no_plant_is_told_in_words_of_json_that_repeat_nothing(text):
+def test_a_message_names_every_mistake_in_terms_of_json_and_repeats_no_value(text):
     assert refusal(text.encode("utf-8", "surrogateescape")) == MISTAKES[text]
 
 
-def test_every_rule_that_a_schema_may_get_is_explained_in_words(tmp_path):
-    """An enum and another pattern than the one against NUL, in a copy of the schemas."""
+def test_a_rule_that_somebody_adds_to_a_schema_is_explained_in_words(tmp_path):
+    """The test adds a pattern, an enum and a maximum length to a copy of the schemas.
+
+    A value that breaks several rules gets the message about one of them.
+    """
     shutil.copytree(ROOT / "schemas", tmp_path / "schemas")
     file = tmp_path / "schemas" / "plant.json"
     schema = json.loads(file.read_text())
@@ -99,16 +102,16 @@ NO_JSON += [b'"\xc0\xaf"', b'"\xed\xa0\x80"', *(f'"{each}"'.encode("utf-16") for
 
 
 @pytest.mark.parametrize("text", NO_JSON)
-def test_what_is_no_json_is_refused_wherever_it_stands(text):
-    """By RFC 8259, not by a parser; also in a member that is ignored."""
+def test_a_body_that_is_not_json_is_refused_even_if_the_mistake_is_in_an_ignored_member(text):
+    """RFC 8259 says what JSON is. json.loads() accepts more: UTF-16, for example."""
     assert refusal(text).startswith("the body ")
     assert refusal(b'{"id": 7, "name": "n", "x": %b}' % text).startswith("the body ")
 
 
 @pytest.mark.parametrize("depth", [100, 1_000, 10_000, 30_000])
-def test_what_is_nested_is_taken_or_refused_however_deep_a_parser_goes(depth):
-    """Python's goes to about 1,000 or 100,000, depending on its version."""
-    quarter = depth // 4  # of brackets and names, of which each takes four bytes
+def test_a_deeply_nested_body_is_stored_or_refused_but_never_fails(depth):
+    """Python's parser follows about 1,000 or 100,000 levels, depending on its version."""
+    quarter = depth // 4  # An object opens with four bytes, so both texts open with equally many.
     for nested in (b"[" * depth + b"]" * depth, b'{"":' * quarter + b"[]" + b"}" * quarter):
         assert refusal(nested)
         assert refusal(b'{"id": 7, "name": %b}' % nested)
@@ -118,7 +121,10 @@ def test_what_is_nested_is_taken_or_refused_however_deep_a_parser_goes(depth):
 
 
 def fill(form: str, item: str) -> bytes:
-    """A body with as many items as there is room for; each has its number in place of #."""
+    """Return a body as long as the limit allows: `form` with as many copies of `item` as fit.
+
+    In each copy, its number stands in place of `#`.
+    """
     size = len(item.replace("#", "0000").encode()) + 1
     items = (item.replace("#", f"{number:04x}") for number in range((BODY_LIMIT - 50) // size))
     return form.replace("%s", ",".join(items)).encode()
@@ -141,7 +147,7 @@ COSTLY = [
 
 
 def cpu_time(call: Callable[[bytes], object], body: bytes) -> float:
-    """The seconds that a call takes of the processor; of several, the quickest counts."""
+    """Return the CPU seconds of a call with `body`: the shortest of five, to leave out noise."""
     times = []
     for _ in range(5):
         start = time.process_time()
@@ -150,8 +156,11 @@ def cpu_time(call: Callable[[bytes], object], body: bytes) -> float:
     return min(times)
 
 
-def test_no_kind_of_body_costs_more_than_its_bytes():
-    """The CPU time of each is at most twenty times that of json.loads() of as many integers."""
+def test_the_cost_of_a_body_is_bounded_by_its_size():
+    """The largest body of each kind takes at most twenty times as long as a list of integers.
+
+    That list has the same size and is parsed by json.loads(). Both times are CPU times.
+    """
     unit = min(cpu_time(json.loads, fill("[%s]", "1")) for _ in range(4))
     costs = {body: cpu_time(refusal, body) / unit for body in COSTLY}
     assert {body[:50]: cost for body, cost in costs.items() if cost > 20} == {}
@@ -161,18 +170,18 @@ VALUES = ["null", "true", "0", "7", "-9223372036854775809", "9223372036854775808
 VALUES += ['"n"', '"n\\n"', '"\\u0000"', '"a\\u0000b\\n"', "[]", '["n"]', "{}", '{"id": 7}']
 
 
-def test_what_the_schemas_say_is_what_is_taken():
-    """On every combination of members, of which most are wrong in one way or another."""
+def test_the_service_and_jsonschema_accept_the_same_plants():
+    """The test tries every combination of values for the members; most of them break a rule."""
     registry = Registry().with_contents((schema["$id"], schema) for schema in SCHEMAS.values())
     validator = Draft201909Validator(SCHEMAS["new-plant"], registry=registry)
     plants = list(VALUES)
     for values in itertools.product([*VALUES, None], [*VALUES, None], ['"n"', "7", None]):
         members = zip(('"id": ', '"name": ', '"tag": '), values, strict=True)
-        shown = [name + value for name, value in members if value is not None]
-        plants.append(f"{{{', '.join(shown)}}}")
-    taken = 0
+        present = [name + value for name, value in members if value is not None]
+        plants.append(f"{{{', '.join(present)}}}")
+    accepted = 0
     for text in plants:
         is_valid = validator.is_valid(json.loads(text))
         assert is_valid == (refusal(text.encode()) is None), text
-        taken += is_valid
-    assert taken > 10
+        accepted += is_valid
+    assert accepted > 10
