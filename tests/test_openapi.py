@@ -1,4 +1,4 @@
-"""What the service says of itself: /openapi.json, the page at /, and headers for browsers."""
+"""What the service publishes: /openapi.json, the page at /, and the headers that browsers need."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.test_app import JSON, failing, post
 
 DOCUMENT = openapi()
 POST = DOCUMENT["paths"]["/plants"]["post"]
-PROVOKED = {
+PROVOKED = {  # A path and a status, and how to get such a response for a plant.
     "/plants 200": lambda client, plant: post(client, plant),
     "/plants 400": lambda client, _: post(client, {"id": "7"}),
     "/plants 401": lambda client, plant: post(client, plant, Authorization="Bearer another"),
@@ -33,7 +33,7 @@ PROVOKED = {
 
 
 def resolve(part):
-    """What `part` is, or refers to within the document."""
+    """Return `part` of the document, or the part that its `$ref` refers to."""
     while "$ref" in part:
         place, part = part["$ref"], DOCUMENT
         for step in place.removeprefix("#/").split("/"):
@@ -50,42 +50,43 @@ RESPONSES = {
 
 
 def check(value, schema):
-    """Assert that a value fits a schema of the document."""
+    """Assert that `value` is valid by a schema of the document."""
     Draft202012Validator({**schema, "components": DOCUMENT["components"]}).validate(value)
 
 
-def test_it_is_public_and_stands_alone(client):
-    """OpenAPI 3.1 of the interface's version, with a relative server and local references only."""
-    answer = TestApp(client.app).get("/openapi.json")
-    assert answer.json == DOCUMENT
+def test_the_description_needs_no_token_and_no_other_document(client):
+    """It is OpenAPI 3.1, has the version of the interface, and names its server by a relative URL."""
+    response = TestApp(client.app).get("/openapi.json")
+    assert response.json == DOCUMENT
     assert DOCUMENT["openapi"].startswith("3.1.")
     assert DOCUMENT["info"]["version"] == "1.0.0"
     assert [server["url"] for server in DOCUMENT["servers"]] == ["."]
-    assert all(resolve({"$ref": each}) for each in re.findall(r'"\$ref": "(.+?)"', answer.text))
-    assert not re.search(r"\$id|\$schema|\\u0000", answer.text)  # generators write a raw NUL
+    assert all(resolve({"$ref": each}) for each in re.findall(r'"\$ref": "(.+?)"', response.text))
+    # A generator of code would turn an escaped NUL in a pattern into a raw one.
+    assert not re.search(r"\$id|\$schema|\\u0000", response.text)
 
 
 @pytest.mark.parametrize("key", RESPONSES)
-def test_each_answer_is_as_described(client, key):
-    """Every example is what the service really answers, headers included."""
+def test_the_service_answers_as_the_description_says(client, key):
+    """Status, body and headers of each response are those of the description and its examples."""
     content, sent = RESPONSES[key]["content"][JSON], POST["requestBody"]["content"][JSON]
-    if key not in PROVOKED:  # what is not HTTP, of which tests of the worker tell
+    if key not in PROVOKED:  # Only the worker sends these. test_secrets.py and others provoke them.
         assert content == {"schema": {"$ref": "#/components/schemas/Error"}}
         return
     examples = content.get("examples") or {"tagged": {"value": content["example"]}}
     for name, example in examples.items():
         plant = sent["examples"][name]["value"]
         check(plant, sent["schema"])
-        answer = PROVOKED[key](client, plant)
-        assert (str(answer.status_int), answer.json) == (key.split()[1], example["value"])
-        check(answer.json, content["schema"])
+        response = PROVOKED[key](client, plant)
+        assert (str(response.status_int), response.json) == (key.split()[1], example["value"])
+        check(response.json, content["schema"])
         for header, about in RESPONSES[key]["headers"].items():
-            schema, value = resolve(about)["schema"], answer.headers[header]
+            schema, value = resolve(about)["schema"], response.headers[header]
             check(int(value) if schema["type"] == "integer" else value, schema)
 
 
-def test_the_docs_show_the_same_errors(client):
-    """Those are the examples of the description, and one that is not in it."""
+def test_the_errors_on_the_page_are_the_examples_of_the_description(client):
+    """The page shows one more: the 404 for a path that the description does not have."""
     page = (ROOT / "docs/interface.md").read_text("utf-8")
     shown = re.findall(r'`(\{"error".*?\})`', page)
     contents = [each["content"][JSON] for key, each in RESPONSES.items() if "/plants" in key]
@@ -95,12 +96,12 @@ def test_the_docs_show_the_same_errors(client):
 
 
 def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
-    """It is one file, whose policy lets it ask nobody but this service; and sends no referrer."""
-    answer = TestApp(client.app).get("/")
-    assert answer.body == (ROOT / "static/index.html").read_bytes()
-    assert answer.content_type == "text/html"
-    assert '<meta name="referrer" content="no-referrer">' in answer.text
-    (policy,) = re.findall('Content-Security-Policy" content="([^"]+)"', answer.text)
+    """It is one file that sends no referrer. Its policy allows requests to this service only."""
+    response = TestApp(client.app).get("/")
+    assert response.body == (ROOT / "static/index.html").read_bytes()
+    assert response.content_type == "text/html"
+    assert '<meta name="referrer" content="no-referrer">' in response.text
+    (policy,) = re.findall('Content-Security-Policy" content="([^"]+)"', response.text)
     assert policy.startswith("default-src 'none'") and not re.search(r"http|\*|eval", policy)
 
 
@@ -108,15 +109,18 @@ def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
     "path", ["/plants", "/openapi.json", "/healthz", "/livez", "/", "/nowhere"]
 )
 def test_a_page_of_any_origin_may_use_the_interface(client, path):
-    """A token is no cookie: a page that has none gets a 401. No type is guessed, no answer kept."""
+    """A browser adds no token by itself, as it would a cookie, so a page without one gets a 401.
+
+    Browsers guess no content type and store no response.
+    """
     client.authorization = None
     common = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
     common |= {"Access-Control-Allow-Origin": "*"}
     common |= {"Access-Control-Expose-Headers": "X-Request-ID, Retry-After"}
-    asked = {"Origin": "https://garden.example", "Access-Control-Request-Method": "POST"}
-    preflight = client.options(path, asked, expect_errors=True)
-    for answer in preflight, client.get(path, headers=asked, expect_errors=True):
-        assert common.items() <= dict(answer.headers).items()
+    sent = {"Origin": "https://garden.example", "Access-Control-Request-Method": "POST"}
+    preflight = client.options(path, sent, expect_errors=True)
+    for response in preflight, client.get(path, headers=sent, expect_errors=True):
+        assert common.items() <= dict(response.headers).items()
     if path == "/nowhere":
         assert preflight.status_int == 404
         return

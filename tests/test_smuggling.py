@@ -1,7 +1,7 @@
-"""What could make one request look like two, or be read in another way than a proxy reads it.
+"""Request smuggling: a service must not read two requests where a proxy has read one.
 
-In each body hides a whole request, with a good token, that would store plant 666. RFC 9112 says
-what is one request (sections 6.3 and 7.1); what is not clear must be refused.
+Each body contains a whole request, with a valid token, that would store plant 666. RFC 9112 says
+where a request ends (sections 6.3 and 7.1). If that is not clear, the service must refuse it.
 """
 
 import pytest
@@ -15,15 +15,18 @@ EVIL = b'{"id": 666, "name": "smuggled"}'
 HIDDEN = post(EVIL)
 LARGE = HIDDEN * (256 * BODY_LIMIT // len(HIDDEN))
 NEXT = post({"id": 667, "name": "next"})
-AFTER = b"GET /after HTTP/1.1\r\nHost: localhost\r\n\r\n"  # answered with 404 if it is reached
+AFTER = b"GET /after HTTP/1.1\r\nHost: localhost\r\n\r\n"  # It gets a 404, if the service reads it.
 OLD = HEAD.replace(b"/1.1", b"/1.0")
 TOKEN_LINE = b"Authorization: Bearer %b\r\n" % TOKEN.encode()
-CHUNK = b"1;x=" + b"x" * 2000 + b"\r\n \r\n"  # of 2 KiB, for a body of one byte
+CHUNK = b"1;x=" + b"x" * 2000 + b"\r\n \r\n"  # Takes 2 KiB, and adds one byte to the body.
 TRAILER = b"X: " + b"x" * 2000 + b"\r\n"
 
 
 def check(server: Server, cases: dict[bytes, list[int]]) -> None:
-    """Assert that these are the statuses, with an Error from 400 on; nothing hidden is stored."""
+    """Send each request of `cases`, and assert that the responses have its statuses.
+
+    From 400 on, a response must be an Error. The hidden plant must not be stored.
+    """
     for data, statuses in cases.items():
         found = answers(server.send(data, ends=True))
         assert [status for status, _ in found] == statuses, data[-999:]
@@ -31,7 +34,7 @@ def check(server: Server, cases: dict[bytes, list[int]]) -> None:
     assert 666 not in read_names(server.url)
 
 
-ROUTES = [  # heads, what is answered, and whether the body is read for that
+ROUTES = [  # A head, the status that it gets, and whether the service reads its body.
     (BASIC, 401, False),
     (BASIC + TOKEN_LINE.replace(b":", b"_:"), 401, False),
     (HEAD + TOKEN_LINE, 401, False),
@@ -44,8 +47,11 @@ ROUTES = [  # heads, what is answered, and whether the body is read for that
 
 
 @pytest.mark.parametrize("body", [post(HIDDEN, head=b""), CHUNKED + chunked(HIDDEN, HIDDEN, b"")])
-def test_no_request_is_served_from_the_body_of_another(server, body):
-    """Its body was read, or the connection ends, as the answer says, which does not wait for it."""
+def test_no_part_of_a_body_is_served_as_a_request(server, body):
+    """If the service does not read the body, it answers at once and closes the connection.
+
+    The response says `Connection: close` then. Otherwise the next request on it is served.
+    """
     for head, status, is_read in ROUTES:
         check(server, {head + body + AFTER: [status, 404] if is_read else [status]})
         with server.connect() as client:
@@ -53,8 +59,8 @@ def test_no_request_is_served_from_the_body_of_another(server, body):
             assert (CLOSE in receive_response(client)) == (not is_read)
 
 
-def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
-    """As the answer says, which a client gets to read that sends all of a large body first."""
+def test_the_service_closes_a_connection_whose_body_it_does_not_read_to_the_end(server):
+    """The response says so. A client that sends all of a large body first can still read it."""
     cases = {
         post(LARGE) + AFTER: [413],
         HEAD + CHUNKED + chunked(LARGE, b"") + AFTER: [413],
@@ -72,15 +78,15 @@ def test_a_body_that_is_not_read_to_its_end_ends_the_connection(server):
     assert [server.send(data, ends=True).count(CLOSE) for data in cases] == [1] * len(cases)
 
 
-def test_what_is_behind_a_body_is_a_request_of_its_own(server):
-    """Pipelining (RFC 9112 section 9.3.2): the lengths say where one ends, nothing else does."""
+def test_a_request_that_follows_a_body_is_served(server):
+    """Pipelining (RFC 9112 section 9.3.2): only Content-Length or the last chunk ends a body."""
     requests = [
         HEAD + b"Content-Length: 0002\r\n\r\n{}",
         HEAD + b"TRANSFER-ENCODING:\tCHUNKED \r\n\r\n00\r\n\r\n",
-        HEAD + CHUNKED + b'2;a=b;c="; "\r\n{}\r\n0;d\r\n\r\n',  # extensions
+        HEAD + CHUNKED + b'2;a=b;c="; "\r\n{}\r\n0;d\r\n\r\n',  # Extensions of chunks.
         HEAD + CHUNKED + CHUNK * 12 + b"0\r\n\r\n",
         HEAD + CHUNKED + b"0\r\n" + TRAILER * 12 + b"\r\n",
-        HEAD + b"\r\n\r\n",  # no body, and a line before the next request
+        HEAD + b"\r\n\r\n",  # No body, and an empty line before the next request.
         OLD + b"Connection: keep-alive\r\n\r\n",
     ]
     check(server, {request + NEXT: [400, STORED] for request in requests})
@@ -109,17 +115,18 @@ CHUNKS = [
     b"2\n{}\r\n0\r\n\r\n",
     b"2\r\n{}xx",
     b"5\r\n{}\r\n0\r\n\r\n",
-    CHUNK * 20 + b"0\r\n\r\n",  # more than a request may take
+    CHUNK * 20 + b"0\r\n\r\n",  # Longer than a request may be.
     b"0\r\n" + TRAILER * 20 + b"\r\n",
     b"0\r\nContent-Length: 5\r\n\r\n",
     b"0\r\n" + TOKEN_LINE + b"\r\n",
 ]
 
 
-def test_what_is_not_clear_is_refused(server):
-    """One Error, and nothing that follows is read as a request; after a 401 comes no other answer.
+def test_a_request_whose_end_is_not_clear_is_refused(server):
+    """It gets one Error, and the service reads no further request from the connection.
 
-    Also where what came before the fault was a whole plant. A token in a trailer lets nobody in.
+    This also holds if a whole plant has arrived before the mistake, and for a request that has no
+    valid token. A token in a trailer does not count.
     """
     rest = b"\r\n\r\n0\r\n\r\n" + HIDDEN
     cases = {HEAD + line + rest: [status] for line, status in HEADERS.items()}
