@@ -1,4 +1,4 @@
-"""What was acknowledged is there after kill -9; of failed syncs and power cuts, see tests/ci/."""
+"""Crashes of processes. tests/ci/ has the tests of failed syncs and of power cuts."""
 
 import os
 import random
@@ -10,7 +10,10 @@ from tests.support.wire import Writers
 
 
 def test_every_acknowledged_plant_survives_kill_minus_9(serve, url):
-    """A worker or the whole service dies under load; nothing is there but what was sent."""
+    """A worker or the whole service is killed under load, several times.
+
+    Plants that were sent but not acknowledged may be stored, too. Nothing else is.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = serve(listener=listener)
         with Writers(listener.getsockname()[1], count=16) as writers:

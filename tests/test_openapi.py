@@ -55,7 +55,7 @@ def check(value, schema):
 
 
 def test_the_description_needs_no_token_and_no_other_document(client):
-    """It is OpenAPI 3.1, has the version of the interface, and names its server by a relative URL."""
+    """It is OpenAPI 3.1, has the version of the interface, and its server has a relative URL."""
     response = TestApp(client.app).get("/openapi.json")
     assert response.json == DOCUMENT
     assert DOCUMENT["openapi"].startswith("3.1.")

@@ -1,4 +1,4 @@
-"""gunicorn's settings: each one does what it says, or the start ends with one line."""
+"""gunicorn's settings: each one does what gunicorn documents, or ends the start with one line."""
 
 import os
 import re
@@ -40,8 +40,8 @@ def test_a_setting_that_the_worker_does_not_support_ends_the_start_in_one_line(
     assert server.wait() == 1 and database.exists() <= (option == "--preload")
 
 
-def test_keep_alive_0_serves_one_request_on_each_connection(serve, send):
-    """The response says so. The first byte may come later than at once."""
+def test_with_keep_alive_0_a_connection_ends_after_one_response(serve, send):
+    """The response says so. A client may still connect some time before it sends its request."""
     server = serve(PATIENT, "--keep-alive=0", WEB_CONCURRENCY="1")
     slow = send(server)
     assert CLOSE in server.send(post(MONSTERA)) and server.health() == 200
@@ -50,16 +50,16 @@ def test_keep_alive_0_serves_one_request_on_each_connection(serve, send):
     assert statuses(response) == [404] and CLOSE in response
 
 
-def test_a_worker_ends_after_max_requests_and_loses_none(serve):
-    """Another worker takes its place, as often as needed."""
+def test_a_worker_ends_after_max_requests_and_no_client_notices(serve):
+    """Another worker takes its place each time."""
     server = serve(SHORT, "--max-requests=50", "--max-requests-jitter=10", WEB_CONCURRENCY="1")
     with Writers(server.port) as writers:
         wait_until(lambda: server.err.count("Booting worker") > 2)
     assert (set(writers.answers), writers.failures) == ({STORED}, [])
 
 
-def test_reuse_port_starts_and_prints_a_command(serve):
-    """Each worker has a listener of its own, so there is none yet when the command is printed."""
+def test_a_start_with_reuse_port_prints_a_command_with_the_address_that_is_bound(serve):
+    """With --reuse-port, workers open the listeners, after the master has printed the command."""
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
         port = reserved.getsockname()[1]
         command = [HERE[0], f"--bind=127.0.0.1:{port}", "--reuse-port"]
@@ -68,8 +68,8 @@ def test_reuse_port_starts_and_prints_a_command(serve):
         server.workers()
 
 
-def test_a_unix_socket_prints_a_command_that_stores_a_plant(serve, tmp_path, stored):
-    """The socket's path may need quotes."""
+def test_a_start_on_a_unix_socket_prints_a_command_that_stores_a_plant(serve, tmp_path, stored):
+    """The path of the socket is quoted for a shell, since it may contain spaces."""
     path = tmp_path / "a socket"
     server = serve(command=[HERE[0], f"--bind=unix:{path}"], PLANTS_TOKENS=None)
     line = wait_until(lambda: re.search(r"\ncurl .*\n.*\n.*}'\n", server.err))[0]
@@ -85,13 +85,13 @@ def test_a_unix_socket_prints_a_command_that_stores_a_plant(serve, tmp_path, sto
 
 
 def test_the_heartbeat_file_is_in_shared_memory(serve):
-    """A worker on a disk that hangs still shows that it is alive."""
+    """There, a disk that hangs can't stop a worker from telling the master that it is alive."""
     server = serve()
     for worker in server.workers():
         opened = [os.readlink(each) for each in Path(f"/proc/{worker}/fd").iterdir()]
         assert any(re.match("/dev/shm/wgunicorn-.* .deleted", each) for each in opened), opened
 
 
-def test_a_safe_path_for_imports_changes_nothing(serve):
-    """PYTHONSAFEPATH keeps the folder of a script out of the places for modules."""
+def test_the_service_stores_plants_if_pythonsafepath_is_set(serve):
+    """PYTHONSAFEPATH makes Python leave out a script's folder when it looks for modules."""
     assert serve(PYTHONSAFEPATH="1").post(MONSTERA)[0] == STORED
