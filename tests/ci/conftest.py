@@ -1,4 +1,4 @@
-"""What these tests share beyond what all do: PostgreSQL, and syncs that fail."""
+"""More fixtures for the tests of this folder: PostgreSQL, and syncs that fail."""
 
 import itertools
 import subprocess
@@ -15,21 +15,25 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
-    """A PostgreSQL server for all tests that leave it as it was."""
+    """A PostgreSQL server for all tests that leave it as it was. Each has a database of its own."""
     with PostgreSQL() as server:
         yield server
 
 
 @pytest.fixture
 def postgresql_url(postgresql: PostgreSQL) -> str:
-    """The URL of a database without a table."""
+    """The URL of a new database, which has no table."""
     postgresql.execute(f"CREATE DATABASE {(name := f'test{next(NUMBERS)}')}")
     return postgresql.url(name)
 
 
 @pytest.fixture
 def failing_sync(tmp_path: Path) -> dict[str, str]:
-    """The environment in which a sync fails or does nothing, while one of two files is there."""
+    """An environment for servers, whose fsync() a test can break.
+
+    While the file at the path in SYNC_FAILS exists, each sync fails. While the one in SYNC_SKIPS
+    exists, each sync does nothing.
+    """
     library, source = tmp_path / "sync.so", ROOT / "tests" / "support" / "sync.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     names = ("SYNC_FAILS", "SYNC_SKIPS")

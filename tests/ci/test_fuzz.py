@@ -1,4 +1,4 @@
-"""What nobody thought of: plants and bytes that hypothesis makes up, and requests by the book."""
+"""Inputs that no test names: hypothesis makes up plants and bytes, and Schemathesis requests."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ LINES = [b"Expect: 100-continue\r\n", b"Content-Length: 0\r\n", b"\r\n", b"\r", 
 
 @st.composite
 def changed(draw, *texts):
-    """One of some texts, a part of which is replaced by any bytes or by a line."""
+    """One of `texts`, in which a part is replaced by up to 20 bytes of any kind or by one of LINES."""
     text = draw(st.sampled_from(texts))
     start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 9))
     part = draw(st.binary(max_size=20) | st.sampled_from(LINES))
@@ -37,7 +37,10 @@ def changed(draw, *texts):
 
 
 def made_up(count, *strategies):
-    """Run a test with so many examples, the same in each run, of which nothing is kept."""
+    """Return a decorator that runs its function at once, with `count` examples.
+
+    The examples are the same in each run, and hypothesis keeps none of them in a file.
+    """
     options = {"derandomize": True, "database": None, "deadline": None}
     options |= {"max_examples": count, "suppress_health_check": list(HealthCheck)}
     return lambda test: settings(**options)(given(*strategies)(test))()
@@ -45,7 +48,7 @@ def made_up(count, *strategies):
 
 @st.composite
 def plants(draw):
-    """A plant, and one of the texts that it can be sent as."""
+    """A plant as a tuple, and one of the JSON texts by which it can be sent."""
     number = draw(IDS)
     name, tag = draw(TEXT), draw(st.none() | TEXT)
     members = {"id": number, "name": name} | ({} if tag is None else {"tag": tag})
@@ -59,52 +62,58 @@ def plants(draw):
     return (number, name, tag), f"{{{','.join(parts)}}}".encode()
 
 
-def test_what_is_a_plant_is_stored_and_answered_exactly(client, stored):
-    """In any order, spelling and company; the first with an id stays."""
+def test_a_plant_is_stored_and_returned_exactly_however_its_json_is_written(client, stored):
+    """Order of members, spacing, escapes, spelling of numbers and unknown members do not matter.
+
+    Of several plants with the same id, the first one is stored.
+    """
     known = {}
 
     @made_up(300, plants())
     def check(example):
         plant, text = example
         first = known.setdefault(plant[0], plant)
-        answer = client.post("/plants", text, HEADERS, expect_errors=True)
+        response = client.post("/plants", text, HEADERS, expect_errors=True)
         if first == plant:
             tag = {} if plant[2] is None else {"tag": plant[2]}
-            assert (answer.status_int, answer.json) == (STORED, {"name": plant[1], **tag}), text
+            assert (response.status_int, response.json) == (STORED, {"name": plant[1], **tag}), text
         else:
-            assert answer.status_int == 409, text
+            assert response.status_int == 409, text
 
     assert stored() == sorted(known.values())
 
 
-def test_any_bytes_are_a_plant_or_an_error(client):
-    """A 400 or, if they happen to be a plant, what becomes of one."""
+def test_a_body_of_any_bytes_gets_a_plant_or_an_error(client):
+    """The status is 400, unless the bytes happen to be a plant."""
 
     @made_up(1000, changed(PLANT))
     def check(body):
-        answer = client.post("/plants", body, HEADERS, expect_errors=True)
-        assert answer.status_int in (STORED, 400, 409), body
-        assert set(answer.json) <= {"name", "tag"} or set(answer.json) == {"error", "message"}
+        response = client.post("/plants", body, HEADERS, expect_errors=True)
+        assert response.status_int in (STORED, 400, 409), body
+        assert set(response.json) <= {"name", "tag"} or set(response.json) == {"error", "message"}
 
 
-def test_any_bytes_over_a_socket_are_answered_with_errors_and_let_nobody_in(serve, stored):
-    """Requests with a part that is something else, and several of them in a row."""
+def test_a_connection_with_any_bytes_gets_only_errors_and_stores_nothing(serve, stored):
+    """The bytes are up to three pieces in a row: requests with a part replaced, or a few bytes.
+
+    None of them has a valid token. No worker ends.
+    """
     server = serve(PATIENT, WEB_CONCURRENCY="1")
     parts = changed(post(PLANT, head=STRANGER), IN_CHUNKS) | st.binary(max_size=20)
 
     @made_up(1000, st.lists(parts, max_size=3).map(b"".join))
     def check(data):
         found = server.send(data, ends=True).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
-        for status, answer in answers(found):
+        for status, body in answers(found):
             assert status in (400, 401, 404, 405, 408, 413, 414, 415, 417, 431, 501), data
-            assert answer == {"error": status, "message": answer["message"]}, data
+            assert body == {"error": status, "message": body["message"]}, data
 
     assert stored() == []
     assert server.err.count("Booting worker") == 1
 
 
-def test_the_service_does_what_the_description_says(serve, tmp_path):
-    """Schemathesis finds nothing, with every check that it has."""
+def test_schemathesis_finds_no_difference_between_the_service_and_its_description(serve, tmp_path):
+    """It runs all of its checks on /plants and /healthz."""
     server = serve(PATIENT, WEB_CONCURRENCY="1")
     command = [Path(sys.executable).with_name("schemathesis"), "run", "--checks=all", "--seed=7"]
     command += ["--max-examples=200", f"--header=Authorization: Bearer {TOKEN}"]
