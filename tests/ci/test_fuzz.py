@@ -29,7 +29,7 @@ LINES = [b"Expect: 100-continue\r\n", b"Content-Length: 0\r\n", b"\r\n", b"\r", 
 
 @st.composite
 def changed(draw, *texts):
-    """One of `texts`, in which a part is replaced by up to 20 bytes of any kind or by one of LINES."""
+    """One of `texts`, with a part of it replaced by up to 20 bytes of any kind, or one of LINES."""
     text = draw(st.sampled_from(texts))
     start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 9))
     part = draw(st.binary(max_size=20) | st.sampled_from(LINES))

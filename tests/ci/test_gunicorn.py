@@ -1,4 +1,4 @@
-"""gunicorn's settings that only root can try, or that need another program."""
+"""gunicorn's settings that need root or another program to be tested."""
 
 import json
 import shutil
@@ -17,14 +17,14 @@ from tests.support.wire import MONSTERA
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """The URL of a new database in a folder that belongs to the user nobody."""
+    """The URL of a new database, in a folder that only the user nobody and root can write."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         shutil.chown(folder, "nobody", "nogroup")
         yield f"sqlite:///{folder}/plants.db"
 
 
 def test_the_service_runs_as_another_user_from_its_start_on(serve, url):
-    """The check at the start makes the database as the user that the workers become."""
+    """The check at the start makes the database. It runs as the user that the workers become."""
     server = serve("--user=nobody", "--group=nogroup")
     assert server.post(MONSTERA)[0] == STORED
     files = list(Path(url.removeprefix("sqlite:///")).parent.iterdir())
@@ -33,14 +33,14 @@ def test_the_service_runs_as_another_user_from_its_start_on(serve, url):
 
 
 def test_a_user_that_can_not_be_set_ends_the_start_in_one_line(serve):
-    """Only root can become another user."""
+    """The test starts gunicorn as nobody, who can't become another user."""
     as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
     server = serve("--user=daemon", command=[*as_nobody, *HERE])
     fails_with(server, "--user and --group can't be set: start gunicorn as root, or leave them out")
 
 
 def test_the_gevent_worker_of_gunicorn_serves_tls(serve, tmp_path):
-    """It is the way out for settings that our worker does not support."""
+    """--worker-class gevent is the way out for settings that the service's own worker refuses."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     make = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost"
     names = ["-addext", "subjectAltName=IP:127.0.0.1"]
