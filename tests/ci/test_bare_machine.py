@@ -22,7 +22,7 @@ PIP = {"PIP_INDEX_URL": "index_url", "PIP_DEFAULT_TIMEOUT": "timeout", "https_pr
 ENTER = """
     mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm"
     chroot --userspec=somebody "$0" env -i HOME=/home/somebody PATH=/usr/bin:/bin "$@"
-    exit $?  # Without this, the shell would exec chroot. It has to stay, to reap orphaned processes.
+    exit $?  # Without this, the shell would exec chroot. It has to stay to reap orphaned processes.
 """
 
 
