@@ -113,7 +113,7 @@ def test_a_connection_with_any_bytes_gets_only_errors_and_stores_nothing(serve, 
 
 
 def test_schemathesis_finds_no_difference_between_the_service_and_its_description(serve, tmp_path):
-    """It runs all of its checks on /plants and /healthz."""
+    """It runs all of its checks on /plants, /healthz and /livez."""
     server = serve(PATIENT, WEB_CONCURRENCY="1")
     command = [Path(sys.executable).with_name("schemathesis"), "run", "--checks=all", "--seed=7"]
     command += ["--max-examples=200", f"--header=Authorization: Bearer {TOKEN}"]
@@ -121,5 +121,5 @@ def test_schemathesis_finds_no_difference_between_the_service_and_its_descriptio
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout
     assert "No issues found" in run.stdout
-    assert "2 selected / 2 total" in run.stdout
+    assert "3 selected / 3 total" in run.stdout
     assert '"status": 500' not in server.out
