@@ -83,7 +83,7 @@ def test_a_client_that_sends_close_among_other_connection_options_gets_one_respo
 
 
 def test_the_date_of_a_response_is_not_that_of_an_earlier_second(server):
-    """The worker formats the date once for each second."""
+    """The worker formats the date once for each second, and must not keep it for longer."""
 
     def date() -> bytes:
         return re.search(rb"\r\nDate: (.*)\r\n", server.send(NOWHERE, ends=True))[1]
@@ -129,7 +129,7 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server,
     os.kill(worker, signal.SIGCONT)
     wait_until(lambda: server.out.count("GET /turns/") == 309)
     order = re.findall(r"GET /turns/(\w+)", server.out)
-    # If only one of the two connections has its data in time, gevent may serve 50 of its requests.
+    # gevent may serve 50 requests of one connection before it looks if the other one is ready, too.
     assert 10 <= order[:150].count("one") <= 140
     first, *_, last = (place for place, name in enumerate(order) if name == "new")
     assert last - first > 10
@@ -163,7 +163,7 @@ def test_a_new_client_replaces_the_one_that_has_kept_the_worker_waiting_longest(
     assert statuses(response) == [STORED] and CLOSE not in response
 
 
-# What late clients have sent. True says that the head is complete, so the client gets a 408.
+# What late clients have sent. True says that only the body is incomplete, so the client gets a 408.
 LATE = {
     b"": False,
     b"POST /pl": False,
@@ -175,7 +175,7 @@ LATE = {
 }
 
 
-def test_a_late_client_is_disconnected_and_gets_a_408_if_its_head_was_complete(serve, send):
+def test_a_late_client_is_disconnected_and_gets_a_408_if_only_its_body_is_late(serve, send):
     """A client that sends one request after the other stays connected until a request is late."""
     server, request = serve(SHORT, "--keep-alive=1", WEB_CONCURRENCY="1"), post(MONSTERA)
     clients = [send(server, half) for half in LATE]
@@ -198,12 +198,12 @@ def test_a_late_client_is_disconnected_and_gets_a_408_if_its_head_was_complete(s
     assert server.out.count("GET /openapi.json") < 100
     busy.sendall(request + HALF_A_BODY)
     assert statuses(receive(busy)) == [STORED, 408]
-    for client, is_complete in zip(clients, LATE.values(), strict=True):
+    for client, is_body_late in zip(clients, LATE.values(), strict=True):
         response = b""
         # The connection is reset if the client has sent bytes after the server had closed it.
         with contextlib.suppress(ConnectionError):
             response = client.recv(2**16)
-        assert "incomplete or too slow" in refused(response, 408) if is_complete else not response
+        assert "incomplete or too slow" in refused(response, 408) if is_body_late else not response
 
 
 def test_an_aborted_connection_still_gives_the_request_that_has_arrived_and_nothing_more():
