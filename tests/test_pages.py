@@ -21,7 +21,7 @@ from plant import InvalidPlant, parse_new_plant
 from tests.support.pages import BLOCK, ELSEWHERE, PAGES, SENTENCES, TYPED, block, table
 from tests.support.server import PATIENCE, ROOT, STORED, TOKEN
 from tests.support.storage import read_names
-from tests.support.wire import receive_answer
+from tests.support.wire import receive_response
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -82,7 +82,7 @@ def test_messages_that_the_page_quotes_are_those_of_the_service():
 def test_the_exchange_on_the_page_is_what_a_client_sends_and_receives(server, send):
     """Except for the time, and for the request id, which is new each time."""
     data = block("http", "POST /plants").removesuffix("\n").replace("TOKEN", TOKEN)
-    response = receive_answer(send(server, data.replace("\n", "\r\n").encode()))
+    response = receive_response(send(server, data.replace("\n", "\r\n").encode()))
     varying = r"(?m)^(Date|X-Request-ID): .*$"
     lines = response.decode().replace("\r\n", "\n")
     assert re.sub(varying, "", lines) == re.sub(varying, "", block("http", "HTTP/1.1 200"))
