@@ -1,4 +1,4 @@
-"""POST /plants in its shortest form; ../forty-lines.md says what a user of it meets."""
+"""POST /plants in its shortest form. docs/forty-lines.md shows what goes wrong with it."""
 
 import hmac
 import json

@@ -1,4 +1,4 @@
-"""docs/forty-lines.md is true: each of its commands is typed, and prints what the page shows."""
+"""Every command of docs/forty-lines.md is typed, and prints what the page shows."""
 
 import contextlib
 import os
@@ -20,14 +20,15 @@ SETUP, *RUNGS, LAST = [re.findall(r"(?ms)^```(?:sh)?\n(.*?)^```$", part) for par
 START_FORTY, START_SERVICE, POST = SETUP
 COPY, START_COPY = START_FORTY.splitlines()
 AGAIN = ["rm -rf forty", COPY]
-PATCHES = re.findall(r"`(patch -p1 < [\w.-]+)`", PAGE)  # one a rung, as it is typed
-MENDED = "# After the patch:\n"  # between the two outputs of a rung
+PATCHES = re.findall(r"`(patch -p1 < [\w.-]+)`", PAGE)  # one for each rung, as it is typed
+FIXED = "# After the patch:\n"  # stands between the two outputs of a rung
 PORTS = {number: str(free_port()) for number in ("8040", "8043", "8000")}
-FEWER = r"(?!400 )\b\d+ commits"  # how many fewer than plants differs from run to run
+# How many commits 400 plants take with the patch differs from run to run.
+FEWER = r"(?!400 )\b\d+ commits"
 
 
 def shell(folder: Path, commands: str) -> str:
-    """Type commands as the page has them, but for the ports; return what they print."""
+    """Type commands of the page, with free ports in place of its own. Return what they print."""
     for number, port in PORTS.items():
         commands = re.sub(rf"\b{number}\b", port, commands)
     bash = ["bash", "-c", commands]
@@ -39,7 +40,10 @@ def shell(folder: Path, commands: str) -> str:
 
 @contextlib.contextmanager
 def running(folder: Path, command: str, number: str) -> Iterator[None]:
-    """Start one of both, and end it with Ctrl+C, which takes less than gunicorn's 30 seconds."""
+    """Run one of the two servers at the port that the page calls `number`.
+
+    Ctrl+C ends it, in less than the 30 seconds that gunicorn has by default.
+    """
     bind = f"--bind 127.0.0.1:{PORTS[number]}"
     bash = ["bash", "-c", f"cd '{folder}'\n" + re.sub(rf"--bind \S+{number}", "", command)]
     variables = {"GUNICORN_CMD_ARGS": bind, "DATABASE_URL": None}
@@ -55,7 +59,7 @@ def running(folder: Path, command: str, number: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder like that of README.md, in which the service runs."""
+    """A folder like the one of README.md, in which the service runs."""
     folder = tmp_path_factory.mktemp("ladder") / "plant store"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "forty", "tests", "*.db*"))
     (folder / ".venv").symlink_to(sys.prefix)
@@ -64,27 +68,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def climb(folder: Path, patching: list[str]) -> str:
-    """Copy the forty lines and patch them; return what they are then."""
+    """Copy the forty lines and patch them. Return the files that result."""
     printed = shell(folder, "\n".join(patching))
-    assert re.fullmatch(r"(patching file (app|gunicorn\.conf)\.py\n)*", printed)  # each line fits
+    # Nothing is printed about fuzz or an offset, so each patch fits exactly.
+    assert re.fullmatch(r"(patching file (app|gunicorn\.conf)\.py\n)*", printed)
     return shell(folder, "cat forty/*.py")
 
 
 @pytest.mark.parametrize(("number", "rung"), list(enumerate(RUNGS)))
 def test_a_rung_prints_what_is_shown(folder: Path, number: int, rung: list[str]) -> None:
-    """With the patches before it the failure, with its own the mend, of the service the same."""
+    """The forty lines fail, and its patch fixes that; the service prints the same both times."""
     typed, shown = [re.sub(FEWER, "fewer commits", text) for text in rung]
-    before, after = shown.split(MENDED)
-    for mended, lines in enumerate([before, after]):
-        climb(folder, [*AGAIN, *PATCHES[: number + mended]])
+    before, after = shown.split(FIXED)
+    for is_fixed, lines in enumerate([before, after]):
+        climb(folder, [*AGAIN, *PATCHES[: number + is_fixed]])
         with running(folder, f"cd forty\n{START_COPY}", "8040"):
             printed = shell(folder, POST + typed).splitlines(keepends=True)
-        of_the_service = re.findall("(?m)^(?:8000: |.*service).*\n", before) if mended else []
+        of_the_service = re.findall("(?m)^(?:8000: |.*service).*\n", before) if is_fixed else []
         assert "".join(line for line in printed if line not in of_the_service) == lines
 
 
-def test_one_command_makes_what_the_last_rung_leaves(folder: Path) -> None:
-    """Where that is already, too; and there is no patch that the page does not have."""
+def test_the_last_command_makes_the_program_of_the_last_rung(folder: Path) -> None:
+    """It replaces what is there already. The page has every patch, and says how long app.py is."""
     assert climb(folder, [*AGAIN, *PATCHES]) == climb(folder, LAST)
     assert len(PATCHES) == len(list((folder / "docs" / "forty-lines").glob("*.patch")))
     assert f"{shell(folder, 'grep -c . forty/app.py').strip()} lines" in PAGE
