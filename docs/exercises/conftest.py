@@ -1,4 +1,4 @@
-"""What the tests of the exercises share: the service on a database that it had before them."""
+"""What the tests of the exercises share: the service on a database that is older than they are."""
 
 import contextlib
 import sqlite3
@@ -38,7 +38,7 @@ def postgresql() -> Iterator[str]:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """The service on each of them, for all tests of a file: each stores plants of its own."""
+    """The service on each database, for all tests of a file. Each test stores plants of its own."""
     url = request.getfixturevalue(request.param)
     with Server(tmp_path_factory.mktemp("server"), DATABASE_URL=url) as server:
         yield server

@@ -1,11 +1,11 @@
-"""What the first exercise of docs/code.md has to pass, for each of the three fields."""
+"""What a solution of the first exercise of docs/code.md has to pass, for each of three fields."""
 
 import pytest
 
 from tests.support.server import STORED
 from tests.support.wire import new_plant
 
-OLD = {"id": 1, "name": "Sequoia"}  # stored before there was a field
+OLD = {"id": 1, "name": "Sequoia"}  # stored before the table had the fields
 VALUES = {"height": [1.1, 0, 12], "evergreen": [False, True], "year": [0, 2024]}
 MISTAKES = {
     "height": ["1", True, None, -1, 10**400, [1.5]],
@@ -16,17 +16,17 @@ MISTAKES = {
 
 @pytest.mark.parametrize("field", VALUES)
 def test_a_plant_may_have_the_field(server, field):
-    """It is stored and answered as it was sent, and the same plant again is a success."""
+    """It is stored and returned as it was sent, and a retry succeeds, also of an old plant."""
     for value in VALUES[field]:
         for plant in (new_plant(**{field: value}), OLD) * 2:
-            status, answer = server.post(plant)
-            assert (status, {"id": plant["id"], **answer}) == (STORED, plant)
-            assert type(answer.get(field)) in (type(plant.get(field)), float)
+            status, stored = server.post(plant)
+            assert (status, {"id": plant["id"], **stored}) == (STORED, plant)
+            assert type(stored.get(field)) in (type(plant.get(field)), float)
 
 
 @pytest.mark.parametrize("field", VALUES)
 def test_a_plant_with_another_value_or_none_is_another_plant(server, field):
-    """So it is a conflict; also for a plant that was stored before there was a field."""
+    """So it is a conflict, also if the plant was stored before the table had the fields."""
     first, second, *_ = VALUES[field]
     plant = new_plant(**{field: first})
     without = {name: plant[name] for name in ("id", "name")}
@@ -37,9 +37,9 @@ def test_a_plant_with_another_value_or_none_is_another_plant(server, field):
 
 
 @pytest.mark.parametrize("field", VALUES)
-def test_what_is_not_of_the_type_is_refused(server, field):
+def test_a_value_of_a_wrong_type_or_size_is_refused(server, field):
     """The message says where the mistake is."""
     for value in MISTAKES[field]:
-        status, answer = server.post(new_plant(**{field: value}))
+        status, error = server.post(new_plant(**{field: value}))
         assert status == 400
-        assert answer["message"].startswith(f"{field}: must be ")
+        assert error["message"].startswith(f"{field}: must be ")

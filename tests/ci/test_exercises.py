@@ -1,4 +1,4 @@
-"""The patches in docs/exercises/ solve the exercises of docs/code.md, and break no other test."""
+"""The patches in docs/exercises/ solve the exercises of docs/code.md and break no other test."""
 
 import re
 import shlex
@@ -13,14 +13,15 @@ from tests.support.pages import SENTENCES, command
 from tests.support.server import ROOT
 
 COMMANDS = re.findall("`.venv/bin/pytest (docs/exercises/[^`]+)`", SENTENCES)
-PATCHES = [["field"], ["read"], ["read", "read-postgresql"]]  # one exercise begins with another
-# Those of README's tests that know what is stored.
+# The third exercise goes on from the second.
+PATCHES = [["field"], ["read"], ["read", "read-postgresql"]]
+# The tests that README's command runs, as far as they look at plants.
 OTHERS = [f"tests/test_{name}.py" for name in ("app", "openapi", "plant", "sqlite", "storage")]
 
 
 @pytest.mark.parametrize(("exercise", "patches"), list(zip(COMMANDS, PATCHES, strict=True)))
 def test_an_exercise_is_solved_by_its_patches(tmp_path, exercise, patches):
-    """Its tests pass, as do README's; without a solution, none of its own does."""
+    """With them its tests and those of the service pass. Without them none of its own passes."""
     shutil.copytree(ROOT, copy := tmp_path / "copy", ignore=IGNORED)
 
     def run(*arguments):
