@@ -1,4 +1,4 @@
-"""What the tests of the exercises share: the service on a database that is older than they are."""
+"""Fixtures for the tests of the exercises: the service on a database that was there before them."""
 
 import contextlib
 import sqlite3

@@ -1,4 +1,4 @@
-"""What a solution of the first exercise of docs/code.md has to pass, for each of three fields."""
+"""Tests for a solution of the first exercise of docs/code.md, for each of the three fields."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a solution of the second exercise of docs/code.md has to pass (-k sqlite), and of the third.
+"""Tests for a solution of the second exercise of docs/code.md (-k sqlite), and of the third.
 
 These tests know a solution only by its responses, its log and its standard error.
 """
