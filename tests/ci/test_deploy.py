@@ -131,9 +131,11 @@ def test_other_hosts_reach_it_through_caddy(host):
     curl = f"curl --silent --insecure --include {plant} https://plants.localhost/plants || true"
     answer = r'(?is)x-request-id: (\S+).*\n\n{"name": "Monstera", .*}\n$'
     request_id = wait_until(lambda: re.search(answer, host.run(curl)))[1]
-    wait_until(lambda: request_id in host.run("journalctl --unit plants"))
-    logged = f'"remote_ip":"127.0.0.1".*{request_id}'
-    wait_until(lambda: re.search(logged, host.run("journalctl --unit caddy")))
+    complaint = block("sh", "journalctl --unit plants --output cat | grep ID")
+    given = {"ID": request_id, "05:30": "-1h", "05:40": "now", "ADDRESS": "127.0.0.1"}
+    complaint = re.sub("|".join(given), lambda found: given[found[0]], complaint)
+    logged = f'"id": "{request_id}"(?s:.*)"remote_ip":"127.0.0.1".*{request_id}'
+    wait_until(lambda: re.search(logged, host.run(f"set +e\n{complaint}true")))
     with socket.create_connection(("127.0.0.1", 8080)) as client:  # It half-closes after sending.
         client.sendall(post(MONSTERA))
         client.shutdown(socket.SHUT_WR)
@@ -176,7 +178,7 @@ def test_a_wrong_setting_is_refused_before_anything_stops(host):
 
 
 def test_the_log_tells_who_still_uses_a_token(host):
-    """Two tokens both work, and the page's command finds the requests with one of them."""
+    """Two tokens both work. The page's commands find the requests with one, and whose they are."""
     new = host.run(command("python3 -c 'import secrets; print(")).strip()
     host.run(f"sed -i '/^PLANTS_TOKENS=/ s/$/,{new}/' /etc/plants.env; {CHANGE}")
     assert [host.post(MONSTERA, token)[0] for token in (TOKEN, new)] == [STORED] * 2
@@ -184,6 +186,11 @@ def test_the_log_tells_who_still_uses_a_token(host):
     (line,) = wait_until(lambda: host.run(f"set +e\n{search}true").splitlines())
     digits = host.run(command("printf %s OLD").replace("OLD", new)).strip()
     assert json.loads(line)["token"] == digits
+    plant = f"-H 'Authorization: Bearer {new}' --json '{json.dumps(MONSTERA)}'"
+    host.run(f"curl --silent --fail {plant} http://127.0.0.1:8080/plants")
+    count = block("sh", "journalctl --unit caddy --since -1d").replace("OLD", new)
+    counted = '1 "remote_ip":"127.0.0.1"'
+    wait_until(lambda: host.run(f"set +e\n{count}true").strip() == counted)
 
 
 def test_a_line_of_the_log_is_as_the_page_shows_it(host):
