@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import re
 import sys
 import time
@@ -27,12 +26,9 @@ MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 40
 # of several workers mix in a pipe. The path is percent-encoded, 1 byte a character; a character of
 # the reason may take 12 once JSON has escaped it.
 LOGGED_REQUEST, LOGGED_REASON = 500, 250
-JSON_TYPE = re.compile(r"\s*application/json\s*(;|$)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
-INCOMPLETE = "the body was incomplete or too slow; send it again"
-# What clients read if the reason is only for the operator. The log has the reason.
-REJECTED = "the database rejects this plant; retrying will not help"
+# What clients read of an Unavailable, whose reason is only for the operator and the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
 COMMON_HEADERS = [
@@ -44,7 +40,6 @@ COMMON_HEADERS = [
     ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
 ]
 OK = b'{"status": "ok"}\n'
-PAGE = Path(__file__).parent / "static" / "index.html"
 
 BaseResponse.default_content_type = "application/json"  # Of every response but the page.
 
@@ -60,15 +55,14 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     digests = {hashlib.sha256(token.encode()).digest() for token in tokens}
     app.install(partial(require_token, digests))  # For every route without `skip`.
     app.post("/plants", callback=partial(create_plant, storage))
+    public = {"method": ["GET", "HEAD"], "skip": True}
+    app.route("/healthz", callback=partial(check_health, storage), **public)
+    app.route("/livez", callback=lambda: OK, **public)
     document = json.dumps(openapi(), indent=2).encode() + b"\n"
-    public = {
-        "/healthz": partial(check_health, storage),
-        "/livez": lambda: OK,
-        "/openapi.json": lambda: document,
-        "/": partial(HTTPResponse, PAGE.read_bytes(), Content_Type="text/html; charset=utf-8"),
-    }
-    for path, respond in public.items():
-        app.route(path, ["GET", "HEAD"], respond, skip=True)
+    app.route("/openapi.json", callback=lambda: document, **public)
+    page = Path(__file__).parent.joinpath("static", "index.html").read_bytes()
+    show = partial(HTTPResponse, page, Content_Type="text/html; charset=utf-8")
+    app.route("/", callback=show, **public)
     return app
 
 
@@ -90,7 +84,7 @@ class App(Bottle):
         """Answer a request. Its id is the client's own if that is fit for a log, or else new."""
         began, request_id = time.monotonic(), environ.get("HTTP_X_REQUEST_ID", "")
         if not REQUEST_ID.fullmatch(request_id):
-            request_id = f"{random.getrandbits(128):032x}"
+            request_id = os.urandom(16).hex()
         common = [("X-Request-ID", request_id), *COMMON_HEADERS]
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
@@ -132,8 +126,9 @@ def create_plant(storage: Storage) -> bytes:
         storage.add(plant)
     except InvalidPlant as error:
         raise HTTPError(400, str(error)) from None
-    except Rejected as error:
-        raise HTTPError(400, REJECTED, error) from None
+    except Rejected as error:  # The reason is only for the log.
+        message = "the database rejects this plant; retrying will not help"
+        raise HTTPError(400, message, error) from None
     except Conflict as error:
         raise HTTPError(409, str(error)) from None
     except Unavailable as error:
@@ -182,7 +177,8 @@ def require_token(digests: set[bytes], callback: Callable[..., Any]) -> Callable
 
 def require_json(environ: Mapping[str, Any]) -> None:
     """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
-    if not JSON_TYPE.match(environ.get("CONTENT_TYPE", "")):
+    kind, _, _ = environ.get("CONTENT_TYPE", "").lower().partition(";")
+    if kind.strip() != "application/json":
         raise HTTPError(415, "Content-Type must be application/json")
     if environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
         raise HTTPError(415, "Content-Encoding must be identity or left out")
@@ -192,21 +188,21 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
     """Return the whole body, but read no further (PEP 3333). Raises HTTPError 413, 408 or 400."""
     # Bottle's request.body would decode the chunks once more, after the server has decoded them.
     has_end = environ.get("wsgi.input_terminated")
-    declared = environ.get("CONTENT_LENGTH") or "0"
+    declared = environ.get("CONTENT_LENGTH", "")
     length = int(declared) if declared.isdecimal() else 0
     if length > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
     try:
         body: bytes = environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length)
+        if len(body) < length:
+            raise ConnectionError("the client has ended the connection too early")
     except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
-        raise HTTPError(408, INCOMPLETE) from None
+        raise HTTPError(408, "the body was incomplete or too slow; send it again") from None
     except Exception:  # Each server has exceptions of its own for chunks that are not valid.
         message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
         raise HTTPError(400, message) from None
     if len(body) > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
-    if len(body) < length:
-        raise HTTPError(408, INCOMPLETE)
     return body
 
 

@@ -51,7 +51,7 @@ MISTAKES = {  # A body, and the message that it gets.
     '{"id": -1e16, "name": "n"}': TOO_LARGE,
     '{"id": -1e99999, "name": "n"}': TOO_LARGE,
     '{"id": 1e999999999, "name": "n"}': TOO_LARGE,
-    '{"id": 1e9999999999999999999, "name": "n"}': TOO_LARGE,
+    '{"id": 1e9999999999999999999, "name": "n"}': TOO_MUCH,
     '{"id": 9223372036854775808, "name": "n"}': "id: must be at most 9223372036854775807",
     '{"id": -9223372036854775809, "name": "n"}': "id: must be at least -9223372036854775808",
     f'{{"id": {"1" * 4300}, "name": "n"}}': "id: must be at most 9223372036854775807",
