@@ -112,8 +112,8 @@ def _find_mistakes(value: Any) -> str:
         elif keyword == "type":
             mistakes[place] = _explain_type(rule, error.instance)
         else:
-            text = f"{RULES.get(keyword, f'match the {keyword}')} {json.dumps(rule)}"
-            text = "not contain NUL" if rule == NO_NUL else text
+            words = RULES.get(keyword, f"match the {keyword}")
+            text = "not contain NUL" if rule == NO_NUL else f"{words} {json.dumps(rule)}"
             # A wrong type says more than any other mistake.
             mistakes.setdefault(place, f"must {text}")
     return "; ".join(f"{place}: {mistake}" for place, mistake in sorted(mistakes.items()))

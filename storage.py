@@ -3,12 +3,10 @@
 import abc
 import contextlib
 import copy
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from plant import Plant
 
@@ -51,12 +49,9 @@ class Engine(abc.ABC):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` so that waiting for this database stops no other request.
 
-        Raises what `store` raises. May raise Unavailable if that takes too long.
+        If need be, keep other processes of the service from writing meanwhile. Raises what `store`
+        raises, or Unavailable if its turn does not come or it takes too long.
         """
-
-    def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Keep other processes of the service from writing, if need be. Raises Unavailable."""
-        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
@@ -81,13 +76,13 @@ DIFFERENT = Conflict("id: already used by a different plant, which was not chang
 IGNORED = Rejected("it was not stored: a trigger keeps it out")
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
     """A plant in the queue, or None for a health check."""
 
-    plant: Plant | None
-    failure: Exception | None = BUSY  # None once it is stored
-    done: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, plant: Plant | None) -> None:
+        self.plant = plant
+        self.failure: Exception | None = BUSY  # None once it is stored
+        self.done = threading.Event()
 
 
 class Storage:
@@ -108,8 +103,8 @@ class Storage:
         self._wake_up = threading.Event()  # set when there is something to do for the writer
         self._wake_up.set()
         self._is_closed = False
-        # When plants were last stored, by time.monotonic(); forgotten when a batch fails.
-        self._stored_at = -math.inf
+        # Until when the last write proves that plants can be stored, by time.monotonic().
+        self._proven_until = 0.0
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
@@ -120,7 +115,7 @@ class Storage:
     def check(self, limit: float) -> None:
         """Raise Rejected or Unavailable if no plant can be stored, or after `limit` seconds."""
         # Anybody may ask, and each write costs a sync. So a write of the last second is enough.
-        if time.monotonic() > self._stored_at + 1:
+        if time.monotonic() > self._proven_until:
             self._wait_for(Entry(None), limit)
 
     def close(self) -> None:
@@ -161,13 +156,13 @@ class Storage:
                 for entry in self._batch:
                     entry.done.set()
                 self._batch = []  # Keep nothing of it in memory until the next one.
-        self.engine.run(self.engine.close)
+        with contextlib.suppress(Unavailable):
+            self.engine.run(self.engine.close)
 
     def _store_batch(self) -> None:
-        """Store what is queued as one batch, once no other process writes."""
-        with self.engine.locked():
-            self._take()
-            self._store(self._batch)
+        """Store what is queued as one batch. The engine calls this once no other process writes."""
+        self._take()
+        self._store(self._batch)
 
     def _take(self) -> None:
         """Move entries from the queue into the batch."""
@@ -195,7 +190,7 @@ class Storage:
         # If every plant is a conflict, nothing was written, and that proves nothing.
         has_written = not plants or any(stored.get(each) == plants[each] for each in plants)
         if has_written:
-            self._stored_at = time.monotonic()
+            self._proven_until = time.monotonic() + 1
         for entry in entries:
             plant = entry.plant
             found = plant and stored.get(plant.id)
@@ -210,7 +205,7 @@ class Storage:
 
     def _fail(self, error: Exception) -> None:
         """Let the batch fail, except for plants whose outcome is already known."""
-        self._stored_at = -math.inf
+        self._proven_until = 0.0
         if not self._batch:
             # It failed before it was taken from the queue: everything that is queued fails.
             self._take()

@@ -7,7 +7,6 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 import gevent
 from gevent.util import wrap_errors
@@ -55,9 +54,10 @@ class SQLiteEngine(Engine):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` in a real thread, as sqlite3 waits in C, where no greenlet could run."""
         gather()
+        take_turn = self.locked()(store)
         # The pool prints an error that is raised in it, with the plants in its message. So the
         # function returns the error, and it is raised here.
-        if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, store)):
+        if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, take_turn)):
             raise error
 
     @contextlib.contextmanager
@@ -69,14 +69,10 @@ class SQLiteEngine(Engine):
         if not os.path.isdir(folder):
             reason = GONE if self._connection else "of DATABASE_URL is missing; mount or create it"
             raise Unavailable(f"the folder {folder} {reason}")
-        with translate_errors(name):
-            # Private, since everybody who may read it can lock it.
-            lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(lock)
+        # Private, since everybody who may read it can lock it.
+        with translate_errors(name), open(os.open(name, os.O_RDWR | os.O_CREAT, 0o600)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         """Store plants as Engine says. SQLite locks no rows, so `lock_limit` has no meaning."""
@@ -96,10 +92,10 @@ class SQLiteEngine(Engine):
         return stored
 
     def close(self) -> None:
+        # The last connection to be closed checkpoints. Storage calls this by run(), so no other
+        # process writes meanwhile.
         if self._connection:
-            # The last connection to be closed checkpoints, so no other process may write meanwhile.
-            with contextlib.suppress(Unavailable), self.locked():
-                self._connection.close()
+            self._connection.close()
 
     def _open(self) -> sqlite3.Connection:
         """Connect to the file; create it first if there is none."""
@@ -114,7 +110,7 @@ class SQLiteEngine(Engine):
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
         before = os.stat(self._path)
-        url = f"file:{quote(os.fsencode(self._path))}?mode=rw"
+        url = f"{Path(self._path).as_uri()}?mode=rw"
         # Each cached statement keeps its last batch in memory, so cache only one.
         connection = sqlite3.connect(
             url, uri=True, isolation_level=None, check_same_thread=False, cached_statements=1

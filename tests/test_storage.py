@@ -39,13 +39,9 @@ class MemoryEngine(Engine):
         self.now = 100.0  # seconds
 
     def run(self, store: Callable[[], None]) -> None:
-        store()
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
         with self.lock:
             self.before_batch()
-            yield
+            store()
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         self.inserts.append(list(plants))
