@@ -20,12 +20,6 @@ from plant import SCHEMAS, InvalidPlant, parse_new_plant, read_schema
 from storage import Conflict, Rejected, Storage, Unavailable
 
 BODY_LIMIT = 2**14  # Bytes. A worker that parses a body serves nobody else meanwhile.
-CHECK_LIMIT = 1.5  # Seconds that a health check waits.
-MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 404 may be long.
-# Characters of a log line's `request` and `reason`. A log line must fit into 4,096 bytes, or lines
-# of several workers mix in a pipe. The path is percent-encoded, 1 byte a character; a character of
-# the reason may take 12 once JSON has escaped it.
-LOGGED_REQUEST, LOGGED_REASON = 500, 250
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
 # What clients read of an Unavailable, whose reason is only for the operator and the log.
@@ -49,11 +43,11 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     app = App()
     app.config["storage"] = storage  # worker_exit() in gunicorn.conf.py closes it.
     app.uninstall(True)  # Bottle's own plugins. Every route returns bytes, so none is needed.
-    app.default_error_handler = error_body
     app.add_hook("before_request", require_http)
     # Compare digests, so that the time of a look-up reveals nothing about a token.
     digests = {hashlib.sha256(token.encode()).digest() for token in tokens}
-    app.install(partial(require_token, digests))  # For every route without `skip`.
+    # A plugin, for every route without `skip`.
+    app.install(lambda callback: partial(require_token, digests, callback))
     app.post("/plants", callback=partial(create_plant, storage))
     public = {"method": ["GET", "HEAD"], "skip": True}
     app.route("/healthz", callback=partial(check_health, storage), **public)
@@ -86,6 +80,7 @@ class App(Bottle):
         if not REQUEST_ID.fullmatch(request_id):
             request_id = os.urandom(16).hex()
         common = [("X-Request-ID", request_id), *COMMON_HEADERS]
+        environ.setdefault("plants.log", {})
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             return start_response(status, headers + common, exc_info)
@@ -94,33 +89,61 @@ class App(Bottle):
         write_log(environ, response.status_code, time.monotonic() - began, request_id)
         return body
 
+    def default_error_handler(self, error: HTTPError) -> bytes:
+        """Return the body of an error response, an Error, and note the reason for the log."""
+        message, reason = str(error.body), None
+        if error.status_code == 404:
+            path = request.environ["PATH_INFO"]  # request.path would make one slash of two.
+            message = f"there is nothing at {path}; plants are created with POST /plants"
+        elif error.status_code == 405:
+            methods = sorted([*error.headers["Allow"].split(","), "OPTIONS"])
+            error.headers["Allow"] = ", ".join(methods)
+            message = f"method not allowed; use {', '.join(methods[:-1])} or {methods[-1]}"
+            if request.method == "OPTIONS":
+                # It asks for the methods of a path (RFC 9110, 9.3.7), or is a preflight, by which a
+                # browser asks if a page of another origin may send a token. No route has this
+                # method, so Bottle raises a 405 that names the others. Make it a 204.
+                response.status = 204
+                response.headers["Access-Control-Allow-Methods"] = error.headers["Allow"]
+                # The asterisk stands for every header but this one (fetch.spec.whatwg.org).
+                response.headers["Access-Control-Allow-Headers"] = "Authorization, *"
+                return b""
+        elif error.status_code == 500:
+            message = f"the service failed; {SAFE}"
+            reason = f"{type(error.exception).__name__}, a bug"
+        elif error.exception:
+            reason = str(error.exception)
+        # If worker.py has refused the request, it has noted the reason already.
+        request.environ["plants.log"].setdefault("reason", (reason or message)[:250])
+        # The path in the message of a 404 may be long.
+        return to_json({"error": error.status_code, "message": message[:1000]})
+
 
 def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_id: str) -> None:
     """Write a line of JSON about a request to standard output, or nothing if that is closed.
 
-    Platforms ask /healthz and /livez all the time, so these are logged only if they fail.
+    Platforms ask /healthz and /livez all the time, so these are logged only if they fail. The line
+    ends with the members of environ["plants.log"]: `token` and, from 400 on, `reason`.
     """
+    # A line must fit into 4,096 bytes, or lines of several workers mix in a pipe. So `request` has
+    # at most 500 characters of one byte, and `reason` 250, of which JSON may make 12 bytes each.
     if sys.stdout is None or (status == 200 and environ["PATH_INFO"] in ("/healthz", "/livez")):
         return
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "client": environ.get("REMOTE_ADDR"),
-        "request": f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"[:LOGGED_REQUEST],
+        "request": f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"[:500],
         "status": status,
         "seconds": round(seconds, 4),
         "id": request_id,
     }
-    if token := environ.get("plants.token"):
-        line["token"] = token
-    if reason := environ.get("plants.reason"):
-        line["reason"] = reason[:LOGGED_REASON]
+    line |= environ["plants.log"]
     with contextlib.suppress(OSError):  # A log that can't be written must not fail the request.
         os.write(1, f"{json.dumps(line)}\n".encode())
 
 
 def create_plant(storage: Storage) -> bytes:
     """POST /plants: store the plant in the body. Return it without its id."""
-    require_json(request.environ)
     try:
         plant = parse_new_plant(read_body(request.environ))
         storage.add(plant)
@@ -139,7 +162,7 @@ def create_plant(storage: Storage) -> bytes:
 def check_health(storage: Storage) -> bytes:
     """GET /healthz: tell whether plants can be stored."""
     try:
-        storage.check(CHECK_LIMIT)
+        storage.check(1.5)  # seconds
     except (Rejected, Unavailable) as error:
         raise HTTPError(503, UNAVAILABLE, error, Retry_After="1") from None
     return OK
@@ -157,35 +180,30 @@ def require_http() -> None:
     environ["PATH_INFO"] = environ["bottle.raw_path"].encode("latin-1").decode(errors="replace")
 
 
-def require_token(digests: set[bytes], callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `callback` with a check in front: HTTPError 401 without a good token (RFC 6750)."""
-
-    def authorized(**arguments: Any) -> Any:
-        scheme, _, token = request.environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-        if scheme.lower() != "bearer":
-            message = "send a token in the header Authorization: Bearer TOKEN"
-            raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
-        digest = hashlib.sha256(token.strip(" ").encode()).digest()
-        if digest not in digests:
-            challenge = 'Bearer realm="plants", error="invalid_token"'
-            raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
-        request.environ["plants.token"] = digest.hex()[:8]  # The log shows which token is in use.
-        return callback(**arguments)
-
-    return authorized
-
-
-def require_json(environ: Mapping[str, Any]) -> None:
-    """Raise HTTPError 415 unless the body is declared to be plain JSON (RFC 9110, 8.3 and 8.4)."""
-    kind, _, _ = environ.get("CONTENT_TYPE", "").lower().partition(";")
-    if kind.strip() != "application/json":
-        raise HTTPError(415, "Content-Type must be application/json")
-    if environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
-        raise HTTPError(415, "Content-Encoding must be identity or left out")
+def require_token(digests: set[bytes], callback: Callable[..., Any], **arguments: Any) -> Any:
+    """Return what `callback` returns. Raises HTTPError 401 without a good token (RFC 6750)."""
+    scheme, _, token = request.environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.lower() != "bearer":
+        message = "send a token in the header Authorization: Bearer TOKEN"
+        raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
+    digest = hashlib.sha256(token.strip(" ").encode()).digest()
+    if digest not in digests:
+        challenge = 'Bearer realm="plants", error="invalid_token"'
+        raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
+    request.environ["plants.log"]["token"] = digest.hex()[:8]  # Shows which token is in use.
+    return callback(**arguments)
 
 
 def read_body(environ: Mapping[str, Any]) -> bytes:
-    """Return the whole body, but read no further (PEP 3333). Raises HTTPError 413, 408 or 400."""
+    """Return the whole body, but read no further (PEP 3333).
+
+    Raises HTTPError 415 unless it is declared to be plain JSON (RFC 9110, 8.3 and 8.4), or 413,
+    408 or 400.
+    """
+    if environ.get("CONTENT_TYPE", "").lower().partition(";")[0].strip() != "application/json":
+        raise HTTPError(415, "Content-Type must be application/json")
+    if environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
+        raise HTTPError(415, "Content-Encoding must be identity or left out")
     # Bottle's request.body would decode the chunks once more, after the server has decoded them.
     has_end = environ.get("wsgi.input_terminated")
     declared = environ.get("CONTENT_LENGTH", "")
@@ -204,40 +222,6 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
     if len(body) > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
     return body
-
-
-def error_body(error: HTTPError) -> bytes:
-    """Return the body of an error response, an Error, and note the reason for the log."""
-    message, reason = str(error.body), None
-    if error.status_code == 404:
-        path = request.environ["PATH_INFO"]  # request.path would make one slash of two.
-        message = f"there is nothing at {path}; plants are created with POST /plants"
-    elif error.status_code == 405:
-        methods = sorted([*error.headers["Allow"].split(","), "OPTIONS"])
-        error.headers["Allow"] = ", ".join(methods)
-        message = f"method not allowed; use {', '.join(methods[:-1])} or {methods[-1]}"
-        if request.method == "OPTIONS":
-            return options_body(error)
-    elif error.status_code == 500:
-        message, reason = f"the service failed; {SAFE}", f"{type(error.exception).__name__}, a bug"
-    elif error.exception:
-        reason = str(error.exception)
-    # If worker.py has refused the request, it has noted the reason already.
-    request.environ.setdefault("plants.reason", reason or message)
-    return to_json({"error": error.status_code, "message": message[:MESSAGE_LIMIT]})
-
-
-def options_body(error: HTTPError) -> bytes:
-    """Make a 204 of a 405 for OPTIONS, which asks for the methods of a path (RFC 9110, 9.3.7).
-
-    No route has this method, so Bottle raises a 405 that names the others. A 204 is also the answer
-    to a preflight, by which a browser asks if a page of another origin may send a token.
-    """
-    response.status = 204
-    response.headers["Access-Control-Allow-Methods"] = error.headers["Allow"]
-    # The asterisk stands for every header but this one (fetch.spec.whatwg.org).
-    response.headers["Access-Control-Allow-Headers"] = "Authorization, *"
-    return b""
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:

@@ -19,37 +19,26 @@ from gunicorn.util import set_owner_process
 SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols": ["h1"]}
 SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
 SUPPORTED |= {"http_parser": "python"}
-ADVICE = (
-    "leave it out, as that is the job of a proxy or of the platform, or use --worker-class gevent"
-)
+ADVICE = "that is the job of a proxy or of the platform; leave it out, or use --worker-class gevent"
 new_token = secrets.token_urlsafe(32)
 
 
 def on_starting(server: Any) -> None:
     """Check the settings and open the database. Exit with one line if that fails."""
-    check_settings(server.cfg, server.worker_class)
-    # Run start.py in a process of its own, since gevent has to patch a worker before the worker
-    # imports the service.
-    start = os.path.join(os.path.dirname(__file__), "start.py")
+    if server.cfg.preload_app:  # No worker class works with it.
+        sys.exit("--preload is not supported: the thread that stores plants would stay behind")
+    for name, value in SUPPORTED.items():
+        if server.cfg.worker_class_str == worker_class and getattr(server.cfg, name) != value:
+            sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
     # Become the user that the workers become, who must be able to write the files that it makes.
     become = partial(set_owner_process, server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
     try:
-        check = subprocess.run([sys.executable, start], preexec_fn=become)
+        # This is a process of its own, since gevent has to patch a worker before the worker imports
+        # the service. gunicorn has changed to the folder by now.
+        if subprocess.call([sys.executable, "start.py"], preexec_fn=become):
+            sys.exit(1)
     except subprocess.SubprocessError:
         sys.exit("--user and --group can't be set: start gunicorn as root, or leave them out")
-    if check.returncode:
-        sys.exit(1)
-
-
-def check_settings(cfg: Any, worker_class: type) -> None:
-    """Exit with one line if a setting would not do what gunicorn's documentation says."""
-    if cfg.preload_app:  # No worker class works with it.
-        sys.exit("--preload is not supported: the thread that stores plants would stay behind")
-    from worker import Worker  # gunicorn has added the folder to sys.path by now.
-
-    for name, value in SUPPORTED.items():
-        if issubclass(worker_class, Worker) and getattr(cfg, name) != value:
-            sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
 
 
 def when_ready(server: Any) -> None:

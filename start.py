@@ -17,7 +17,6 @@ from app import App, create_app
 from engines.sqlite import SQLiteEngine
 from storage import Rejected, Storage, Unavailable
 
-START_LIMIT = 3.0  # seconds that the check at the start waits
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # a b64token (RFC 6750 section 2.1)
 
 
@@ -34,10 +33,10 @@ def get_app() -> App:
 
 def get_storage(url: str) -> Storage:
     """Return the storage that `url` names; its writer opens it. Raises ValueError."""
-    url, old_url = url.strip(), url  # Secrets often end in a line break.
+    url, space = url.strip(), url[len(url.rstrip()) :]  # Secrets often end in a line break.
     if re.fullmatch(r"sqlite:///(?!:memory:)[^?]+", url):
-        path, old_path = (unquote(each.removeprefix("sqlite:///")) for each in (url, old_url))
-        require_no_old_file(path, old_path)
+        path = unquote(url.removeprefix("sqlite:///"))
+        require_no_old_file(path, space)
         return Storage(SQLiteEngine(path))
     if url.startswith(("postgresql://", "postgres://")):
         # Imported here, so that SQLite does without psycopg.
@@ -50,14 +49,14 @@ def get_storage(url: str) -> Storage:
     )
 
 
-def require_no_old_file(path: str, old_path: str) -> None:
-    """Raise ValueError if there is a file whose name ends in white space of DATABASE_URL.
+def require_no_old_file(path: str, space: str) -> None:
+    """Raise ValueError if there is a file whose name ends in the white space of DATABASE_URL.
 
     Versions that did not ignore it made such files, whose plants would seem to be gone.
     """
-    if path != old_path and os.path.exists(old_path):
+    if space and os.path.exists(path + space):
         new = shlex.quote(path)
-        old = new + "[[:space:]]" * (len(old_path) - len(path))
+        old = new + "[[:space:]]" * len(space)
         raise ValueError(
             "the name of the SQLite file ends in white space, which DATABASE_URL is now used "
             "without; stop the service and rename the file, and its -wal if there is one: "
@@ -81,12 +80,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback.
     try:
         storage = get_app().config["storage"]
-    except ValueError as error:
-        sys.exit(str(error))
-    try:
-        storage.check(START_LIMIT)
+        storage.check(3.0)  # seconds
         storage.close()
         report = f"plants are stored in {storage.engine.description}"
+    except ValueError as error:  # raised by get_app()
+        sys.exit(str(error))
     except (Rejected, Unavailable) as error:
         report = f"plants can't be stored in {storage.engine.description}: {error}"
         if isinstance(storage.engine, SQLiteEngine):

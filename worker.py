@@ -11,8 +11,7 @@ import time
 from typing import Any
 from urllib.parse import unquote
 
-import gevent
-from gevent.server import StreamServer
+import gevent.server
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.errors import LimitRequestHeaders, ParseException
 from gunicorn.http.parser import RequestParser
@@ -44,7 +43,7 @@ class Worker(GeventWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
-        self.servers: list[StreamServer] = []
+        self.servers: list[gevent.server.StreamServer] = []
 
     def run(self) -> None:
         """Serve until the worker is told to end, and then until no connection is left."""
@@ -59,7 +58,7 @@ class Worker(GeventWorker):
             # The sockets of clients inherit this limit for the bytes that the system keeps of
             # responses that a client does not read. The default is some 2 MB for each client.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
-            server = StreamServer(listener, self.serve, spawn=self.worker_connections)
+            server = gevent.server.StreamServer(listener, self.serve, spawn=self.worker_connections)
             server.start()
             self.servers.append(server)
         while self.alive:
@@ -133,7 +132,7 @@ class Worker(GeventWorker):
         name = type(error).__name__
         refusal = REFUSALS.get(name, (400, "the request is not valid HTTP"))
         environ = {"REQUEST_METHOD": "-", "PATH_INFO": "", "REMOTE_ADDR": address and address[0]}
-        environ |= {"plants.refusal": refusal, "plants.reason": name}
+        environ |= {"plants.refusal": refusal, "plants.log": {"reason": name}}
         self.call_application(self.base_environ | environ, connection, is_last=True)
 
     def call_application(self, environ: Any, connection: "Connection", is_last: bool) -> bool:
@@ -156,15 +155,14 @@ class Worker(GeventWorker):
         is_last = is_last or connection.is_done or not self.alive or not self.cfg.keepalive
         # The next request begins where the body ends, so the body must have been read.
         goes_on = not is_last and not is_unread(environ["wsgi.input"].reader)
-        head = [f"HTTP/1.1 {status}", f"Date: {self.date}"]
-        head.append(f"Connection: {'keep-alive' if goes_on else 'close'}")
-        head += [f"{name}: {value}" for name, value in headers]
+        ours = [("Date", self.date), ("Connection", "keep-alive" if goes_on else "close")]
         body = b"".join(parts)
         if environ["REQUEST_METHOD"] == "HEAD" or status[:3] in ("204", "304"):
             body = b""  # These have none, whatever Content-Length says (RFC 9110 section 6.4.1).
         elif all(name.lower() != "content-length" for name, _ in headers):
-            head.append(f"Content-Length: {len(body)}")
-        connection.send("\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + body)
+            ours.append(("Content-Length", str(len(body))))
+        head = "".join(f"{name}: {value}\r\n" for name, value in [*ours, *headers])
+        connection.send(f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + body)
         if goes_on:
             connection.expect_request(self.cfg.keepalive)
         return goes_on
@@ -251,7 +249,7 @@ class Connection:
         with contextlib.suppress(OSError):
             if not self.is_sending:  # send() did not fail, so there is something to read.
                 self._sock.shutdown(socket.SHUT_WR)
-                # abort() stops the clock, and does not stop a client that goes on sending.
+                # abort() stops the clock. It does not stop a client that goes on sending.
                 while self._sock.recv(2**16) and self.waiting_since < math.inf:
                     gevent.sleep(0)  # A fast client would otherwise be served before all others.
         self._sock.close()

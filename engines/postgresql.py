@@ -14,7 +14,6 @@ from engines import gather
 from plant import Plant
 from storage import Engine, Locked, Rejected, Unavailable
 
-BATCH_TIMEOUT = 8.0  # seconds, connecting included
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
 # ClientCursor puts the values into the text, so this is one message and one transaction, even
@@ -56,7 +55,7 @@ class PostgreSQLEngine(Engine):
         """Call `store`, for a limited time under gevent: a server may accept us and then hang."""
         gather()
         reason = "the server hangs, or waits for a standby or a lock of the table"
-        with gevent.Timeout(BATCH_TIMEOUT, Unavailable(reason)):
+        with gevent.Timeout(8.0, Unavailable(reason)):  # seconds, connecting included
             store()
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:

@@ -49,7 +49,6 @@ class SQLiteEngine(Engine):
         self._path = os.path.realpath(path)
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._connection: sqlite3.Connection | None = None  # once opened, it is never opened again
-        self._files: list[tuple[int, int]] = []  # the ids of the files that it has open
 
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` in a real thread, as sqlite3 waits in C, where no greenlet could run."""
@@ -120,12 +119,12 @@ class SQLiteEngine(Engine):
         connection.text_factory = lambda text: text.decode(errors="surrogateescape")
         try:
             self._prepare(connection)
-            self._files = file_ids(self._path)
-            if self._files[:1] != [(before.st_dev, before.st_ino)]:
-                raise Unavailable(f"{self._path} was replaced while it was opened")
         except BaseException:
             connection.close()
             raise
+        # The ids of the files that are open. If another file has taken the name meanwhile, its id
+        # is not among them.
+        self._files = [(before.st_dev, before.st_ino), *file_ids(self._path)[1:]]
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
