@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import gevent
-from gevent.util import wrap_errors
+import gevent.util
 
 from engines import gather
 from plant import Plant
@@ -53,10 +52,10 @@ class SQLiteEngine(Engine):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` in a real thread, as sqlite3 waits in C, where no greenlet could run."""
         gather()
-        take_turn = self.locked()(store)
         # The pool prints an error that is raised in it, with the plants in its message. So the
         # function returns the error, and it is raised here.
-        if error := gevent.get_hub().threadpool.apply(wrap_errors(Exception, take_turn)):
+        take_turn = gevent.util.wrap_errors(Exception, self.locked()(store))
+        if error := gevent.get_hub().threadpool.apply(take_turn):
             raise error
 
     @contextlib.contextmanager
@@ -164,5 +163,4 @@ def translate_errors(path: str) -> Iterator[None]:
     except sqlite3.IntegrityError as error:  # Its message may quote a plant.
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
     except (sqlite3.Error, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise Unavailable(f"{path}: {reason}") from None
+        raise Unavailable(f"{path}: {getattr(error, 'strerror', error)}") from None
