@@ -106,8 +106,7 @@ def _find_mistakes(value: Any) -> str:
         place = "".join(error.path) or "the body"
         keyword, rule = error.validator, error.validator_value
         if keyword == "required":
-            missing = [name for name in rule if name not in error.instance]
-            mistakes |= dict.fromkeys(missing, "required but missing")
+            mistakes |= {name: "required but missing" for name in rule if name not in small}
         elif keyword == "type":
             mistakes[place] = _explain_type(rule, error.instance)
         else:
