@@ -21,6 +21,7 @@ from storage import Conflict, Rejected, Storage, Unavailable
 
 BODY_LIMIT = 2**14  # Bytes. A worker that parses a body serves nobody else meanwhile.
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
+MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 404 may be long.
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
 # What clients read of an Unavailable, whose reason is only for the operator and the log.
 UNAVAILABLE = "the storage is not available now"
@@ -115,8 +116,7 @@ class App(Bottle):
             reason = str(error.exception)
         # If worker.py has refused the request, it has noted the reason already.
         request.environ["plants.log"].setdefault("reason", (reason or message)[:250])
-        # The path in the message of a 404 may be long.
-        return to_json({"error": error.status_code, "message": message[:1000]})
+        return to_json({"error": error.status_code, "message": message[:MESSAGE_LIMIT]})
 
 
 def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_id: str) -> None:
@@ -132,12 +132,12 @@ def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_i
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "client": environ.get("REMOTE_ADDR"),
-        "request": f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}"[:500],
+        "request": f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}".rstrip()[:500],
         "status": status,
         "seconds": round(seconds, 4),
         "id": request_id,
+        **environ["plants.log"],
     }
-    line |= environ["plants.log"]
     with contextlib.suppress(OSError):  # A log that can't be written must not fail the request.
         os.write(1, f"{json.dumps(line)}\n".encode())
 

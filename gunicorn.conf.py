@@ -20,6 +20,7 @@ SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols"
 SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
 SUPPORTED |= {"http_parser": "python"}
 ADVICE = "that is the job of a proxy or of the platform; leave it out, or use --worker-class gevent"
+START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 new_token = secrets.token_urlsafe(32)
 
 
@@ -34,11 +35,14 @@ def on_starting(server: Any) -> None:
     become = partial(set_owner_process, server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
     try:
         # This is a process of its own, since gevent has to patch a worker before the worker imports
-        # the service. gunicorn has changed to the folder by now.
-        if subprocess.call([sys.executable, "start.py"], preexec_fn=become):
+        # the service.
+        if subprocess.call([sys.executable, START], preexec_fn=become):
             sys.exit(1)
-    except subprocess.SubprocessError:
-        sys.exit("--user and --group can't be set: start gunicorn as root, or leave them out")
+    except (OSError, subprocess.SubprocessError):
+        user = (
+            f"--user and --group: only root can set them, for a user who can run {sys.executable}"
+        )
+        sys.exit(user)
 
 
 def when_ready(server: Any) -> None:

@@ -36,7 +36,16 @@ def get_storage(url: str) -> Storage:
     url, space = url.strip(), url[len(url.rstrip()) :]  # Secrets often end in a line break.
     if re.fullmatch(r"sqlite:///(?!:memory:)[^?]+", url):
         path = unquote(url.removeprefix("sqlite:///"))
-        require_no_old_file(path, space)
+        if space and os.path.exists(path + space):
+            # Versions that did not ignore white space have made this file. Its plants would seem to
+            # be gone.
+            new = shlex.quote(path)
+            old = new + "[[:space:]]" * len(space)
+            raise ValueError(
+                "the name of the SQLite file ends in white space, which DATABASE_URL is now used "
+                "without; stop the service and rename the file, and its -wal if there is one: "
+                f"test ! -e {new} && mv {old} {new} && mv {old}-wal {new}-wal"
+            )
         return Storage(SQLiteEngine(path))
     if url.startswith(("postgresql://", "postgres://")):
         # Imported here, so that SQLite does without psycopg.
@@ -47,21 +56,6 @@ def get_storage(url: str) -> Storage:
         "DATABASE_URL must name a file like sqlite:///plants.db (sqlite:////srv/plants.db with "
         "an absolute path) or a server like postgresql://user:password@host/database"
     )
-
-
-def require_no_old_file(path: str, space: str) -> None:
-    """Raise ValueError if there is a file whose name ends in the white space of DATABASE_URL.
-
-    Versions that did not ignore it made such files, whose plants would seem to be gone.
-    """
-    if space and os.path.exists(path + space):
-        new = shlex.quote(path)
-        old = new + "[[:space:]]" * len(space)
-        raise ValueError(
-            "the name of the SQLite file ends in white space, which DATABASE_URL is now used "
-            "without; stop the service and rename the file, and its -wal if there is one: "
-            f"test ! -e {new} && mv {old} {new} && mv {old}-wal {new}-wal"
-        )
 
 
 def read_tokens() -> list[str]:

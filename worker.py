@@ -7,6 +7,7 @@ responses into bytes. It knows no route and no plant. docs/code.md lists what it
 import contextlib
 import math
 import socket
+import sys
 import time
 from typing import Any
 from urllib.parse import unquote
@@ -50,10 +51,11 @@ class Worker(GeventWorker):
         # gunicorn looks up a setting in a dictionary of objects at each use. Make the settings
         # plain attributes, which saves 7 % of the CPU of a request.
         self.cfg.__dict__.update({name: each.get() for name, each in self.cfg.settings.items()})
-        address = self.sockets[0].getsockname()
-        host, port, *_ = address if isinstance(address, tuple) else ("localhost", 80)
-        self.base_environ = base_environ(self.cfg) | {"SERVER_NAME": host, "SERVER_PORT": str(port)}
-        self.base_environ["wsgi.multithread"] = True  # Greenlets call the application at once.
+        # Greenlets call the application at the same time. PEP 3333 wants a name and a port; those
+        # that a client has asked for are in its Host header.
+        own = {"wsgi.errors": sys.stderr, "wsgi.multithread": True}
+        own |= {"SCRIPT_NAME": "", "SERVER_NAME": "localhost", "SERVER_PORT": "80"}
+        self.base_environ = base_environ(self.cfg) | own
         for listener in self.sockets:
             # The sockets of clients inherit this limit for the bytes that the system keeps of
             # responses that a client does not read. The default is some 2 MB for each client.

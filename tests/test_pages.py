@@ -18,10 +18,12 @@ import app
 import storage
 import worker
 from plant import InvalidPlant, parse_new_plant
+from storage import Rejected
 from tests.support.pages import BLOCK, ELSEWHERE, PAGES, SENTENCES, TYPED, block, table
 from tests.support.server import PATIENCE, ROOT, STORED, TOKEN
 from tests.support.storage import read_names
-from tests.support.wire import receive_response
+from tests.support.wire import MONSTERA, receive_response
+from tests.test_app import failing, post
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -75,7 +77,8 @@ def test_a_health_check_is_quick_enough_for_platforms():
 def test_messages_that_the_page_quotes_are_those_of_the_service():
     with pytest.raises(InvalidPlant) as refusal:
         parse_new_plant(b'{"id": 1e16, "name": ""}')
-    for message in str(refusal.value), app.REJECTED:
+    rejection = post(failing(Rejected("a constraint")), MONSTERA).json["message"]
+    for message in str(refusal.value), rejection:
         assert f"`{message}`" in SENTENCES
 
 
