@@ -61,7 +61,8 @@ def test_the_description_needs_no_token_and_no_other_document(client):
     assert DOCUMENT["openapi"].startswith("3.1.")
     assert DOCUMENT["info"]["version"] == "1.0.0"
     assert [server["url"] for server in DOCUMENT["servers"]] == ["."]
-    assert all(resolve({"$ref": each}) for each in re.findall(r'"\$ref": "(.+?)"', response.text))
+    references = re.findall(r'"\$ref": "(.+?)"', response.text)
+    assert references and all(resolve({"$ref": each}) for each in references)
     # A generator of code would turn an escaped NUL in a pattern into a raw one.
     assert not re.search(r"\$id|\$schema|\\u0000", response.text)
 
@@ -99,7 +100,7 @@ def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
     """It is one file that sends no referrer. Its policy allows requests to this service only."""
     response = TestApp(client.app).get("/")
     assert response.body == (ROOT / "static/index.html").read_bytes()
-    assert response.content_type == "text/html"
+    assert (response.content_type, response.charset) == ("text/html", "utf-8")
     assert '<meta name="referrer" content="no-referrer">' in response.text
     (policy,) = re.findall('Content-Security-Policy" content="([^"]+)"', response.text)
     assert policy.startswith("default-src 'none'") and not re.search(r"http|\*|eval", policy)

@@ -108,7 +108,8 @@ def test_a_body_that_is_not_json_is_refused_even_if_the_mistake_is_in_an_ignored
     assert refusal(b'{"id": 7, "name": "n", "x": %b}' % text).startswith("the body ")
 
 
-@pytest.mark.parametrize("depth", [100, 1_000, 10_000, 30_000])
+# On Python 3.11, whatever handles the parsed body may fail a few levels before the parser does.
+@pytest.mark.parametrize("depth", [100, *range(700, 1_100, 20), 10_000, 30_000])
 def test_a_deeply_nested_body_is_stored_or_refused_but_never_fails(depth):
     """Python's parser follows about 1,000 or 100,000 levels, depending on its version."""
     quarter = depth // 4  # An object opens with four bytes, so both texts open with equally many.

@@ -30,6 +30,12 @@ OTHER_PROTOCOLS = {
 }
 
 
+def find_heartbeat(worker: int) -> Path:
+    """Return the path of the file with which a worker shows that it is alive."""
+    opened = Path(f"/proc/{worker}/fd").iterdir()
+    return next(each for each in opened if "/wgunicorn-" in os.readlink(each))
+
+
 @pytest.mark.parametrize("option", OTHER_PROTOCOLS)
 def test_a_setting_that_the_worker_does_not_support_ends_the_start_in_one_line(
     serve, database, option
@@ -45,6 +51,10 @@ def test_with_keep_alive_0_a_connection_ends_after_one_response(serve, send):
     server = serve(PATIENT, "--keep-alive=0", WEB_CONCURRENCY="1")
     slow = send(server)
     assert CLOSE in server.send(post(MONSTERA)) and server.health() == 200
+    heartbeat = find_heartbeat(*server.workers(1))
+    for _ in range(2):  # The worker looks at its clocks between two heartbeats.
+        before = heartbeat.stat().st_mtime_ns
+        wait_until(lambda before=before: heartbeat.stat().st_mtime_ns != before)
     slow.sendall(NOWHERE * 2)
     response = receive(slow)
     assert statuses(response) == [404] and CLOSE in response
@@ -68,6 +78,12 @@ def test_a_start_with_reuse_port_prints_a_command_with_the_address_that_is_bound
         server.workers()
 
 
+def test_a_start_on_all_addresses_of_ipv6_prints_a_command_with_one_that_a_client_can_use(serve):
+    """[::] is only an address to listen at. The URL is quoted, since zsh expands brackets."""
+    server = serve(command=[HERE[0], "--bind=[::]:0"], PLANTS_TOKENS=None)
+    wait_until(lambda: re.search(r"\ncurl 'http://\[::1\]:\d+'/plants ", server.err))
+
+
 def test_a_start_on_a_unix_socket_prints_a_command_that_stores_a_plant(serve, tmp_path, stored):
     """The path of the socket is quoted for a shell, since it may contain spaces."""
     path = tmp_path / "a socket"
@@ -88,8 +104,7 @@ def test_the_heartbeat_file_is_in_shared_memory(serve):
     """There, a disk that hangs can't stop a worker from telling the master that it is alive."""
     server = serve()
     for worker in server.workers():
-        opened = [os.readlink(each) for each in Path(f"/proc/{worker}/fd").iterdir()]
-        assert any(re.match("/dev/shm/wgunicorn-.* .deleted", each) for each in opened), opened
+        assert os.readlink(find_heartbeat(worker)).startswith("/dev/shm/")
 
 
 def test_the_service_stores_plants_if_pythonsafepath_is_set(serve):

@@ -139,10 +139,21 @@ def test_ctrl_c_while_the_start_waits_prints_no_traceback(serve):
             assert server.wait() == -signal.SIGINT and not server.err
 
 
-def test_a_worker_that_is_starting_ends_at_once(serve):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT, signal.SIGINT])
+def test_a_worker_that_is_starting_ends_at_once(serve, number):
     """It has no signal handlers of its own yet, and those of the master would lose a signal."""
     server = serve("--worker-class=tests.support.workers.Starting", "--graceful-timeout=600")
-    assert server.workers() and server.stop() == 0
+    wait_until(lambda: server.err.count("this worker is starting") == 2)
+    server.process.send_signal(number)
+    assert server.wait() == 0
+
+
+def test_a_worker_that_can_not_load_the_application_ends_the_service_without_a_traceback(serve):
+    """It has no storage to close."""
+    server = serve("start:nothing", WEB_CONCURRENCY="1")
+    assert server.wait() == 4  # gunicorn's status for an application that can't be loaded.
+    assert "Failed to find attribute 'nothing' in 'start'" in server.err
+    assert "AttributeError" not in server.err
 
 
 def test_a_stop_prints_nothing_but_gunicorns_own_lines(serve, database):

@@ -13,7 +13,7 @@ import gevent
 import pytest
 from gunicorn.http.errors import LimitRequestHeaders
 
-from tests.support.server import PATIENT, SHORT, STORED, receive, wait_until
+from tests.support.server import PATIENT, SHORT, STORED, Server, receive, wait_until
 from tests.support.storage import lock_held, read_names
 from tests.support.wire import (
     CHUNKED,
@@ -82,6 +82,34 @@ def test_a_client_that_sends_close_among_other_connection_options_gets_one_respo
         assert statuses(response) == [404] and CLOSE in response
 
 
+def test_a_client_of_http_1_0_gets_no_100_continue(server):
+    """HTTP/1.0 does not have this status, so its Expect is ignored (RFC 9110 section 10.1.1)."""
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Expect: 100-continue\r\nContent-Length: 9"
+    refused(server.send(head + b"\r\n\r\n", ends=True), 408)
+
+
+def test_a_204_has_no_content_length(server):
+    """RFC 9110 section 8.6 forbids it."""
+    response = server.send(NOWHERE.replace(b"GET /nowhere", b"OPTIONS /plants"), ends=True)
+    assert response.startswith(b"HTTP/1.1 204 ")
+    assert b"content-length" not in response.lower()
+
+
+def test_a_404_repeats_the_path_in_utf_8(server):
+    """The client sent it percent-encoded. PEP 3333 hands it on as if its bytes were Latin-1."""
+    response = server.send(NOWHERE.replace(b"nowhere", b"%F0%9F%8C%B5"), ends=True)
+    assert "nothing at /🌵;".encode() in response and refused(response, 404)
+
+
+def test_a_bug_in_the_application_ends_one_connection_and_is_logged(tmp_path):
+    """Server fails at its end, since it finds the traceback that the worker has logged."""
+    options = "--worker-class=tests.support.workers.Failing"
+    logged = pytest.raises(AssertionError, match=r"(?s)which is a bug\n.*\nZeroDivisionError")
+    with logged, Server(tmp_path, options, WEB_CONCURRENCY="1") as server:
+        assert server.send(NOWHERE) == server.send(NOWHERE) == b""
+        assert len(server.workers(1)) == 1
+
+
 def test_the_date_of_a_response_is_not_that_of_an_earlier_second(server):
     """The worker formats the date once for each second, and must not keep it for longer."""
 
@@ -142,25 +170,32 @@ def test_a_new_client_replaces_the_one_that_has_kept_the_worker_waiting_longest(
 
     A client whose plant waits for the database stays connected, and the others are still served.
     """
-    server = serve(PATIENT, "--worker-connections=10", WEB_CONCURRENCY="1")
+    server = serve(PATIENT, "--worker-connections=20", WEB_CONCURRENCY="1")
     assert server.health() == 200
+    (worker,) = server.workers(1)
     with lock_held(database):
         working = begin(send(server), MONSTERA)
         working.sendall(post(MONSTERA)[-9:])
+        pipelined = send(server, NOWHERE + post(MONSTERA))
+        assert statuses(receive_response(pipelined)) == [404]
         receiving = begin(send(server), MONSTERA)
         idle = send(server, NOWHERE)
         assert receive_response(idle)
-        order = [receiving, idle, send(server)]
-        for _ in range(5):
+        order = [receiving, idle, send(server), send(server)]
+        for _ in range(12):
             send(server, b"POST /pl")
-        while order:
+        for count in (1, 1, 2):  # Clients that come at the same time each replace another one.
             assert not any(map(is_closed, order))
-            send(server, b"POST /pl")
-            wait_until(lambda: is_closed(order[0]))
-            order.pop(0)
+            os.kill(worker, signal.SIGSTOP)
+            for _ in range(count):
+                send(server, b"POST /pl")
+            os.kill(worker, signal.SIGCONT)
+            wait_until(lambda count=count: all(map(is_closed, order[:count])))
+            del order[:count]
         refused(receive(receiving), 408)
-    response = receive_response(working)
-    assert statuses(response) == [STORED] and CLOSE not in response
+    for client in (working, pipelined):
+        response = receive_response(client)
+        assert statuses(response) == [STORED] and CLOSE not in response
 
 
 # What late clients have sent. True says that only the body is incomplete, so the client gets a 408.
@@ -258,6 +293,19 @@ def test_a_stop_under_load_answers_every_request_that_has_begun(serve, database,
     # SQLite removes this file if the last connection to the database is closed in order.
     assert not Path(f"{database}-wal").exists()
     assert read_names(server.url) == writers.acknowledged | {plant["id"]: plant["name"]}
+
+
+def test_a_stop_answers_the_requests_on_connections_that_were_just_accepted(serve, send):
+    """The next worker serves the connections that this one has not accepted."""
+    server = serve("--worker-class=tests.support.workers.Restless", WEB_CONCURRENCY="1")
+    assert server.health() == 200
+    (worker,) = server.workers(1)
+    os.kill(worker, signal.SIGSTOP)  # Let all requests arrive before the worker reads any of them.
+    clients = [send(server, NOWHERE[:-2] + CLOSE[2:] + b"\r\n") for _ in range(9)]
+    os.kill(worker, signal.SIGTERM)
+    os.kill(worker, signal.SIGCONT)
+    for client in clients:
+        assert statuses(receive(client)) == [404]
 
 
 def test_a_stop_by_ctrl_c_waits_for_the_storage_but_not_for_clients(serve, database, send):

@@ -83,6 +83,7 @@ def refused(data: bytes, status: int) -> str:
     assert re.search(rb"\r\nX-Request-ID: \S+\r\n", data)
     assert re.search(rb"\r\nDate: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r\n", data)
     assert b"Cache-Control: no-store" in data
+    assert data.lower().count(b"\r\ncontent-length:") == 1
     return body["message"]
 
 

@@ -24,6 +24,12 @@ class Patient(Short):
     limits = math.inf, math.inf
 
 
+class Restless(Patient):
+    """Looks all the time if it has to end."""
+
+    check_interval = 0.0
+
+
 class Lingering(Short):
     """Has no limit for a request to arrive, and a short one for its last response to be read."""
 
@@ -34,4 +40,13 @@ class Starting(Worker):
     """Stays in its start for ten minutes, longer than any test takes."""
 
     def init_process(self) -> None:
+        self.log.info("this worker is starting")
         time.sleep(600)
+
+
+class Failing(Worker):
+    """Has an application that breaks the rules of PEP 3333: it raises an exception."""
+
+    def load_wsgi(self) -> None:
+        super().load_wsgi()
+        self.wsgi.wsgi = lambda *_: 1 / 0
