@@ -108,8 +108,7 @@ def test_a_body_that_is_not_json_is_refused_even_if_the_mistake_is_in_an_ignored
     assert refusal(b'{"id": 7, "name": "n", "x": %b}' % text).startswith("the body ")
 
 
-# On Python 3.11, whatever handles the parsed body may fail a few levels before the parser does.
-@pytest.mark.parametrize("depth", [100, *range(700, 1_100, 20), 10_000, 30_000])
+@pytest.mark.parametrize("depth", [100, 1_000, 10_000, 30_000])
 def test_a_deeply_nested_body_is_stored_or_refused_but_never_fails(depth):
     """Python's parser follows about 1,000 or 100,000 levels, depending on its version."""
     quarter = depth // 4  # An object opens with four bytes, so both texts open with equally many.
@@ -119,6 +118,12 @@ def test_a_deeply_nested_body_is_stored_or_refused_but_never_fails(depth):
         assert refusal(b'{"id": 7, "name": "\\ud800", "x": %b}' % nested) in (HALF, TOO_MUCH)
         body = b'{"id": 7, "name": "\\u006e", "x": %b}' % nested
         assert refusal(body) in (None, TOO_MUCH)
+
+
+def test_a_body_that_is_nested_just_less_than_the_parser_follows_is_refused_and_does_not_fail():
+    """On Python 3.11, repr() and the parser share one limit, so repr() may exceed it first."""
+    for depth in range(700, 1_100):
+        assert refusal(b'{"id": %b}' % (b"[" * depth + b"]" * depth))
 
 
 def fill(form: str, item: str) -> bytes:

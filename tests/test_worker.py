@@ -33,6 +33,9 @@ from tests.support.wire import (
 from worker import MAX_REQUEST_BYTES, Connection
 
 
+RESTLESS = "--worker-class=tests.support.workers.Restless"
+
+
 def begin(client: socket.socket, plant: object) -> socket.socket:
     """Send a plant without its last 9 bytes. Return once the service has begun to read the body."""
     client.sendall(post(plant, b"Expect: 100-continue")[:-9])
@@ -170,7 +173,7 @@ def test_a_new_client_replaces_the_one_that_has_kept_the_worker_waiting_longest(
 
     A client whose plant waits for the database stays connected, and the others are still served.
     """
-    server = serve(PATIENT, "--worker-connections=20", WEB_CONCURRENCY="1")
+    server = serve(RESTLESS, "--worker-connections=20", WEB_CONCURRENCY="1")
     assert server.health() == 200
     (worker,) = server.workers(1)
     with lock_held(database):
@@ -295,17 +298,23 @@ def test_a_stop_under_load_answers_every_request_that_has_begun(serve, database,
     assert read_names(server.url) == writers.acknowledged | {plant["id"]: plant["name"]}
 
 
-def test_a_stop_answers_the_requests_on_connections_that_were_just_accepted(serve, send):
-    """The next worker serves the connections that this one has not accepted."""
-    server = serve("--worker-class=tests.support.workers.Restless", WEB_CONCURRENCY="1")
-    assert server.health() == 200
+def test_a_worker_that_ends_answers_the_requests_on_connections_that_it_has_just_accepted(
+    serve, send
+):
+    """The first of the requests that arrive together is the last one that this worker may serve.
+
+    The next worker serves the connections that this one has not accepted.
+    """
+    server = serve(RESTLESS, "--max-requests=2", WEB_CONCURRENCY="1")
+    assert server.request("GET", "/nowhere")[0] == 404
     (worker,) = server.workers(1)
     os.kill(worker, signal.SIGSTOP)  # Let all requests arrive before the worker reads any of them.
-    clients = [send(server, NOWHERE[:-2] + CLOSE[2:] + b"\r\n") for _ in range(9)]
-    os.kill(worker, signal.SIGTERM)
-    os.kill(worker, signal.SIGCONT)
+    clients = [send(server, data) for data in (NOWHERE, post(MONSTERA), post(MONSTERA))]
     for client in clients:
-        assert statuses(receive(client)) == [404]
+        client.shutdown(socket.SHUT_WR)
+    os.kill(worker, signal.SIGCONT)
+    received = [statuses(receive(client)) for client in clients]
+    assert received == [[404], [STORED], [STORED]]
 
 
 def test_a_stop_by_ctrl_c_waits_for_the_storage_but_not_for_clients(serve, database, send):

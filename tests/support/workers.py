@@ -25,7 +25,7 @@ class Patient(Short):
 
 
 class Restless(Patient):
-    """Looks all the time if it has to end."""
+    """Looks at its clocks, and if it has to end, in every round of the event loop."""
 
     check_interval = 0.0
 
