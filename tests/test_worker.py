@@ -275,7 +275,7 @@ def test_a_stop_under_load_answers_every_request_that_has_begun(serve, database,
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server, plant = serve(*options, listener=listener, WEB_CONCURRENCY="1"), new_plant()
         with Writers(server.port) as writers, begin(send(server), plant) as begun:
-            assert writers.goes_on()
+            writers.wait_for_more()
             busy = send(server)
 
             def says_close() -> bool:

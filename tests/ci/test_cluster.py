@@ -26,12 +26,12 @@ def test_a_fail_over_loses_nothing(serve, how):
         hosts = f"{standby.folder},{primary.folder}"  # of which the first takes no writes yet
         server = serve(DATABASE_URL=f"postgresql:///postgres?host={hosts}&user=postgres")
         with Writers(server.port) as writers:
-            assert writers.goes_on(100)
+            writers.wait_for_more(100)
             primary.signal(how)
             failed = writers.answers[503]
             wait_until(lambda: writers.answers[503] > failed)  # what was under way is unknown
             standby.execute("SELECT pg_promote()")
-            assert writers.goes_on(100)
+            writers.wait_for_more(100)
         assert writers.acknowledged.items() <= read_names(standby.url()).items()
     assert writers.answers.keys() == {STORED, 503} and not writers.failures
 

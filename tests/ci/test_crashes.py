@@ -84,7 +84,7 @@ def test_every_acknowledgement_is_sent_after_a_sync(traced, tmp_path, clients):
     """The WAL is synced after the write of the plant; with one client, after the last write."""
     server = traced()
     with Writers(server.port, count=clients) as writers:
-        assert writers.goes_on(200)
+        writers.wait_for_more(200)
     trace = end(server, tmp_path)
     for number, name in writers.acknowledged.items():
         sent = trace.answers(f"{number}", "2")[0].begin

@@ -146,14 +146,14 @@ def test_clients_notice_no_restart_no_upgrade_and_no_rollback(host):
     """Under load behind Caddy, no request fails, and no client has to send a plant twice."""
     host.run(f"git -C /srv/plants reset --hard HEAD~; {RESTART}")
     with Writers(8080) as clients:
-        assert clients.goes_on()
+        clients.wait_for_more()
         (commit,) = re.findall("(?m)^[0-9a-f]{40}$", host.run(UPGRADE))
         back = UPGRADE.replace("git pull", command("git reset --hard").replace("COMMIT", commit))
         for commands, version in ((RESTART, "now"), (back, "before")):
-            assert clients.goes_on()
+            clients.wait_for_more()
             host.run(commands)
             assert host.run("git -C /srv/plants log -1 --format=%s") == f"{version}\n"
-        assert clients.goes_on()
+        clients.wait_for_more()
     assert [*clients.answers] == [STORED] and not clients.failures
     assert read_names(host.url) == clients.acknowledged
     assert clients.answers[200] == len(clients.acknowledged)
@@ -263,7 +263,7 @@ def test_a_backup_is_made_by_cron_and_restored(host):
     old = "touch -d 2025-01-$day plants-2025-01-$day.db"
     host.run(f"cd /var/lib/plants-backups; for day in {{10..29}}; do {old}; done; chown plants *")
     with Writers(8000) as clients:
-        assert clients.goes_on()
+        clients.wait_for_more()
         acknowledged = clients.acknowledged.copy()
         (line,) = host.run("cat /etc/cron.d/plants-backup").splitlines()[1:]
         user, commands = line.split(maxsplit=6)[5:]
@@ -273,7 +273,7 @@ def test_a_backup_is_made_by_cron_and_restored(host):
         names = host.run("cd /var/lib/plants-backups; stat -c %A%U *").splitlines()
         assert len(names) == 14
         assert names[-1] == "-rw-------plants"
-        assert clients.goes_on()
+        clients.wait_for_more()
     host.run(f"systemctl kill --signal=KILL plants; {STOP}")
     assert host.run(RESTORE).startswith("ok\n")
     assert acknowledged.items() <= (stored := read_names(host.url)).items()

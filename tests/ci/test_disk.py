@@ -81,7 +81,7 @@ def database(disk) -> Path:
 def acknowledged_before_a_power_cut(server: Server, disk: Disk, count: int) -> dict[int, str]:
     """Cut the power after `count` plants; return all that was acknowledged by then."""
     with Writers(server.port) as writers:
-        assert writers.goes_on(count)
+        writers.wait_for_more(count)
         acknowledged = writers.acknowledged.copy()
         disk.cut_power()
     wait_until(lambda: server.health() == 503)
@@ -112,11 +112,11 @@ def test_a_full_disk_causes_503s_until_there_is_room(serve, url, disk):
     """No acknowledged plant is lost, and nobody has to restart the service."""
     server = serve()
     with Writers(server.port) as writers:
-        assert writers.goes_on(300)
+        writers.wait_for_more(300)
         with disk.full():
             wait_until(lambda: writers.answers[503] > 100)
             wait_until(lambda: server.health() == 503)  # the last write is old
-        assert writers.goes_on(300)
+        writers.wait_for_more(300)
     assert server.health() == 200
     assert writers.answers.keys() == {STORED, 503}
     assert "database or disk is full" in server.out

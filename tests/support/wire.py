@@ -108,10 +108,10 @@ class Writers:
         for thread in self._threads:
             thread.join(PATIENCE)
 
-    def goes_on(self, count: int = 100) -> bool:
-        """Wait until `count` more plants are acknowledged. Returns True, or fails."""
+    def wait_for_more(self, count: int = 100) -> None:
+        """Wait until `count` more plants are acknowledged, or fail."""
         goal = len(self.acknowledged) + count
-        return bool(wait_until(lambda: len(self.acknowledged) >= goal))
+        wait_until(lambda: len(self.acknowledged) >= goal)
 
     def _run(self) -> None:
         client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
