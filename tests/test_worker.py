@@ -32,7 +32,6 @@ from tests.support.wire import (
 )
 from worker import MAX_REQUEST_BYTES, Connection
 
-
 RESTLESS = "--worker-class=tests.support.workers.Restless"
 
 
