@@ -52,10 +52,12 @@ class SQLiteEngine(Engine):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` in a real thread, as sqlite3 waits in C, where no greenlet could run."""
         gather()
+        # As a decorator, locked() holds the lock while `store` runs in the thread.
+        locked_store = self.locked()(store)
         # The pool prints an error that is raised in it, with the plants in its message. So the
         # function returns the error, and it is raised here.
-        take_turn = gevent.util.wrap_errors(Exception, self.locked()(store))
-        if error := gevent.get_hub().threadpool.apply(take_turn):
+        returns_errors = gevent.util.wrap_errors(Exception, locked_store)
+        if error := gevent.get_hub().threadpool.apply(returns_errors):
             raise error
 
     @contextlib.contextmanager
