@@ -14,8 +14,8 @@ from typing import Any
 
 from gunicorn.util import set_owner_process
 
-# The only values that worker.Worker supports. With other ones it would have to speak another
-# protocol; the parser of gunicorn_h1c answers 400 in place of 413 and 501.
+# The only values that worker.Worker supports. Other values would need another protocol, or another
+# parser: that of gunicorn_h1c answers 400 in place of 413 and 501.
 SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols": ["h1"]}
 SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
 SUPPORTED |= {"http_parser": "python"}
@@ -31,7 +31,8 @@ def on_starting(server: Any) -> None:
     for name, value in SUPPORTED.items():
         if server.cfg.worker_class_str == worker_class and getattr(server.cfg, name) != value:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
-    # Become the user that the workers become, who must be able to write the files that it makes.
+    # Run start.py as the user that the workers become: the workers must be able to write the files
+    # that it makes.
     become = partial(set_owner_process, server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
     try:
         # This is a process of its own, since gevent has to patch a worker before the worker imports
@@ -89,8 +90,9 @@ keepalive = 125
 graceful_timeout = 25
 # gunicorn would take the parser of gunicorn_h1c if that is installed.
 http_parser = "python"
-# Workers show with a file that they are alive. If it were on a disk that hangs, so would they, and
-# /healthz could not say so. On a read-only root there may be no other place for it.
+# Workers show with a file that they are alive. If the file were on a disk that hangs, the workers
+# would hang, too, and /healthz could not say so. If the root is read-only, there may be no other
+# place for the file.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # Nothing here needs gunicorn's control socket.
 control_socket_disable = True

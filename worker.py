@@ -23,7 +23,8 @@ from gunicorn.workers.ggevent import GeventWorker
 EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection closes another one
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
 REQUEST_TIMEOUT = 20.0  # seconds for a request to arrive, and for a client to take the response
-LINGER_TIMEOUT = 3.0  # seconds to read the last response, and for each wait during a shutdown
+# Seconds for a client to read its last response, and for each wait for a client during a shutdown.
+LINGER_TIMEOUT = 3.0
 # Status and message for each error of gunicorn's parser, by name. The error's own text is neither
 # sent nor logged: it may quote a malformed header that contains a token.
 REFUSALS = {
@@ -51,14 +52,14 @@ class Worker(GeventWorker):
         # gunicorn looks up a setting in a dictionary of objects at each use. Make the settings
         # plain attributes, which saves 7 % of the CPU of a request.
         self.cfg.__dict__.update({name: each.get() for name, each in self.cfg.settings.items()})
-        # Greenlets call the application at the same time. PEP 3333 wants a name and a port; those
-        # that a client has asked for are in its Host header.
+        # Greenlets call the application at the same time, as threads would. PEP 3333 requires the
+        # name and the port of a server. Any will do: the Host header has those of the client.
         own = {"wsgi.errors": sys.stderr, "wsgi.multithread": True}
         own |= {"SCRIPT_NAME": "", "SERVER_NAME": "localhost", "SERVER_PORT": "80"}
         self.base_environ = base_environ(self.cfg) | own
         for listener in self.sockets:
-            # The sockets of clients inherit this limit for the bytes that the system keeps of
-            # responses that a client does not read. The default is some 2 MB for each client.
+            # Limit the bytes of responses that the system keeps for a client that does not read
+            # them. The sockets of clients inherit this. The default is some 2 MB for each client.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
             server = gevent.server.StreamServer(listener, self.serve, spawn=self.worker_connections)
             server.start()
@@ -94,7 +95,7 @@ class Worker(GeventWorker):
         """
         if len(self.connections) >= EVICT_ABOVE * self.worker_connections:
             min(self.connections, key=lambda each: each.waiting_since).abort()
-        # --keep-alive 0 means one request for each connection. Its client still gets time for it.
+        # --keep-alive 0 means one request for each connection. The client still gets time for it.
         connection = Connection(sock, self.cfg.keepalive or REQUEST_TIMEOUT)
         self.connections.add(connection)
         try:
@@ -160,7 +161,8 @@ class Worker(GeventWorker):
         ours = [("Date", self.date), ("Connection", "keep-alive" if goes_on else "close")]
         body = b"".join(parts)
         if environ["REQUEST_METHOD"] == "HEAD" or status[:3] in ("204", "304"):
-            body = b""  # These have none, whatever Content-Length says (RFC 9110 section 6.4.1).
+            # These responses have no body, whatever Content-Length says (RFC 9110 section 6.4.1).
+            body = b""
         elif all(name.lower() != "content-length" for name, _ in headers):
             ours.append(("Content-Length", str(len(body))))
         head = "".join(f"{name}: {value}\r\n" for name, value in [*ours, *headers])
@@ -208,8 +210,8 @@ class Connection:
         # Wait for a turn even if data has arrived, or a fast client would be served before all
         # others.
         gevent.socket.wait_read(self._sock.fileno())
-        # The first bytes of a request are served even if the connection was just aborted, as they
-        # had arrived before. Later bytes: it was aborted, so give up.
+        # Serve the first bytes of a request even if the connection was just aborted: they had
+        # arrived before that. If it is aborted later in the request, give up.
         if not self.has_begun:
             self.begin()
         elif self.is_done:
@@ -225,7 +227,8 @@ class Connection:
         self.expects_continue = False
         self.waiting_since, self.limit = time.monotonic(), REQUEST_TIMEOUT
         self.is_sending = True
-        # gevent's sendall() asks for the size of the socket's buffer each time, 4 % of a request.
+        # gevent's sendall() asks for the size of the socket's buffer each time, which takes 4 % of
+        # the time of a request.
         while data:
             data = data[self._sock.send(data) :]
         self.is_sending = False
@@ -237,8 +240,8 @@ class Connection:
         """
         self.is_done, self.waiting_since = True, math.inf
         with contextlib.suppress(OSError):
-            # This is the system's socket below gevent's. gevent's own shutdown() would raise in the
-            # greenlet that waits for data, where this one wakes it with b"".
+            # Shut down the system's socket, which wakes a greenlet that waits for data: it receives
+            # b"". The shutdown() of gevent's socket would raise an exception in that greenlet.
             self._sock._sock.shutdown(socket.SHUT_RDWR if self.is_sending else socket.SHUT_RD)
 
     def close(self) -> None:
@@ -249,9 +252,10 @@ class Connection:
         """
         self.waiting_since, self.limit = time.monotonic(), LINGER_TIMEOUT
         with contextlib.suppress(OSError):
-            if not self.is_sending:  # send() did not fail, so there is something to read.
+            if not self.is_sending:  # send() did not fail, so the client may still read a response.
                 self._sock.shutdown(socket.SHUT_WR)
-                # abort() stops the clock. It does not stop a client that goes on sending.
+                # After abort(), waiting_since is infinite. Look at it, or a client that goes on
+                # sending would never be disconnected.
                 while self._sock.recv(2**16) and self.waiting_since < math.inf:
                     gevent.sleep(0)  # A fast client would otherwise be served before all others.
         self._sock.close()

@@ -30,7 +30,11 @@ def main() -> None:
 
 
 def copy_page(first: int, last: int) -> None:
-    """Copy the plants with these ids, which are on one page, until that can't be read."""
+    """Copy the plants with these ids, which are on one page.
+
+    From the first one forwards, and, if that meets a part that can't be read, from the last one
+    backwards.
+    """
     while first <= last and (number := find_id(first, last, "ASC")) is not None:
         copy(number)
         first = number + 1
@@ -61,9 +65,9 @@ def copy(number: int) -> None:
 
 
 def find_last_ids() -> Iterator[int]:
-    """Yield the last id of each page of plants, as the pages above them list it.
+    """Yield the last id of each page of plants, which the interior pages of the table list.
 
-    Those are the interior pages of the table, of type 5 (sqlite.org/fileformat2.html, section 1.6).
+    Interior pages have the type 5 (sqlite.org/fileformat2.html, section 1.6).
     """
     with open("plants.db", "rb") as file:
         size = int.from_bytes(file.read(18)[16:], "big")
@@ -76,7 +80,7 @@ def find_last_ids() -> Iterator[int]:
 
 
 def read_varint(data: bytes) -> int:
-    """Return the integer at the beginning of 9 bytes (the same page, "varint")."""
+    """Return the varint at the beginning of 9 bytes (section 1.6 of the same document)."""
     value = 0
     for byte in data[:8]:
         value = value << 7 | byte & 127
