@@ -91,7 +91,7 @@ def send() -> Iterator[Callable[..., socket.socket]]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server for all tests that leave it as it was.
 
-    They share its database, so each of them stores plants with ids of its own.
+    They share its database. So each of them stores MONSTERA, or plants with ids of its own.
     """
     with Server(tmp_path_factory.mktemp("server"), WEB_CONCURRENCY="1") as server:
         yield server

@@ -46,7 +46,7 @@ def post(client, body, path="/plants", method="POST", **headers):
     return client.request(path, method=method, body=body, headers=given, expect_errors=True)
 
 
-def test_a_new_plant_is_a_200_without_its_id_and_stored_once(client, stored):
+def test_a_new_plant_is_stored_once_and_returned_without_its_id_with_a_200(client, stored):
     """The same plant again gets a 200, too. Most other tests accept any status of success."""
     for _ in range(2):
         response = post(client, MONSTERA)
@@ -70,7 +70,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("body", ROWS, ids=lambda body: f"{body:.40}")
-def test_a_plant_is_stored_and_answered_exactly(client, stored, body):
+def test_a_plant_is_stored_and_returned_exactly(client, stored, body):
     """The id may be any int64, and the text any Unicode but NUL. Unknown members are ignored.
 
     A plant without a tag is stored with NULL, and returned without a tag.
@@ -81,7 +81,7 @@ def test_a_plant_is_stored_and_answered_exactly(client, stored, body):
     assert stored() == [row]
 
 
-def test_another_plant_with_the_id_is_a_409(client, stored):
+def test_a_different_plant_with_the_same_id_gets_a_409(client, stored):
     """The stored plant does not change. A missing tag and an empty one make different plants."""
     plants = [{"name": "n"}, {"name": "n", "tag": ""}, {"name": "n", "tag": "in"}, {"name": "n "}]
     for number, (first, other) in enumerate(itertools.permutations(plants, 2)):

@@ -105,7 +105,7 @@ def test_every_connection_syncs_each_commit(engine, database):
     names = ("synchronous", "fullfsync", "journal_mode", "journal_size_limit")
     found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
     assert found == [2, 1, "wal", 2**23]
-    assert engine.description.endswith("plants.db")  # and not "which is new"
+    assert engine.description.endswith("plants.db")  # It does not say "which is new".
 
 
 def test_a_health_check_is_a_write(engine, database):
@@ -118,7 +118,7 @@ def test_a_health_check_is_a_write(engine, database):
 
 
 def test_a_url_can_have_any_path(open_storage, tmp_path, monkeypatch):
-    """It is relative, absolute or percent-encoded. Beside the file of a link is the WAL."""
+    """It may be relative, absolute or percent-encoded. The WAL is beside the file of a link."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my data").mkdir()
     (tmp_path / "link.db").symlink_to("my data/d.db")
@@ -158,14 +158,14 @@ def test_a_batch_is_committed_before_the_files_are_compared(engine, url, monkeyp
 
 
 def test_no_plant_is_acknowledged_once_the_folder_is_deleted(open_storage, tmp_path):
-    """Making it again would not help, and a restart would end the last hold on the files."""
+    """Making the folder again would not help, and a restart would end all hold on its files."""
     (folder := tmp_path / "folder").mkdir()
     (storage := open_storage(f"sqlite:///{folder}/plants.db")).add(ONE)
     folder.rename(tmp_path / "kept")
     for use in (lambda: storage.add(TWO), lambda: storage.check(PATIENCE)):
         with pytest.raises(Unavailable, match="folder was deleted or replaced; do not restart"):
             use()
-    (tmp_path / "kept").rename(folder)  # so that the storage can be closed
+    (tmp_path / "kept").rename(folder)  # Otherwise the storage could not be closed.
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
@@ -223,20 +223,20 @@ def test_an_index_or_a_row_of_others_refuses_a_plant_and_harms_no_other(storage,
     refused = "Rejected('SQLite: SQLITE_CONSTRAINT_UNIQUE')"
     taken = "Conflict('id: already used by a different plant, which was not changed')"
     assert [repr(each.exception(PATIENCE)) for each in requests] == ["None", refused, taken, "None"]
-    execute(database, "DELETE FROM plants WHERE id = 4")  # which nobody has locked
+    execute(database, "DELETE FROM plants WHERE id = 4")  # It would fail if the file were locked.
     assert [number for number, *_ in stored()] == [1, 2]
 
 
 @pytest.mark.parametrize("queued", [[], [TWO]])
 def test_closing_waits_for_the_lock_and_stores_the_queue(storage, database, queued):
-    """The last one to close checkpoints, and no other process may write meanwhile."""
+    """The last connection to be closed checkpoints. No other process may write meanwhile."""
     wal = Path(f"{database}-wal")
     storage.add(ONE)
     with lock_held(database):
         requests = [queue_up(storage.add, plant) for plant in queued]
         closing = threading.Thread(target=storage.close)
         closing.start()
-        closing.join(0.1)  # without the lock, it would end meanwhile
+        closing.join(0.1)  # If closing did not need the lock, it would end meanwhile.
         assert closing.is_alive() and wal.exists()
     assert [request.result(PATIENCE) for request in requests] == [None] * len(queued)
     closing.join(PATIENCE)
@@ -246,8 +246,8 @@ def test_closing_waits_for_the_lock_and_stores_the_queue(storage, database, queu
 def test_no_plant_stays_in_memory(storage):
     """Python's sqlite3 keeps statements with their last values: here no more than one."""
     sizes = []
-    for count in range(80, 0, -2):  # each takes no more than the first left free
+    for count in range(80, 0, -2):  # Each batch fits into the memory that the first one has freed.
         storage.add(Plant(-count, "x" * 1_200_000))
         storage.engine.insert([Plant(number, "x" * 32_000) for number in range(count)], 100)
         sizes.append(memory(os.getpid()))
-    assert max(sizes) - sizes[0] < 5  # MiB, of 50 and 50
+    assert max(sizes) - sizes[0] < 5  # MiB. The single plants and the batches had some 50 each.

@@ -32,7 +32,7 @@ def test_the_command_of_the_procfile_prints_a_curl_line_that_stores_a_plant(serv
     assert f"Listening at: http://0.0.0.0:{port} " in server.err
     assert options[::2] == ["-H", "-H", "-d"]
     headers = dict(option.split(": ") for option in options[1:4:2])
-    for _ in range(10):  # in each worker
+    for _ in range(10):  # so that each worker gets one
         assert server.request("POST", "/plants", options[5], headers) == (STORED, ANSWER)
     assert len(headers["Authorization"]) > 40 and server.err.count("Bearer ") == 1
     assert stored() == [(7, "Monstera", "indoor")]
@@ -56,7 +56,7 @@ def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
             assert server.wait() == 1
 
 
-WRONG_URLS = {  # and a part of the message about each
+WRONG_URLS = {  # A URL, and a part of the message about it.
     "mysql://h/d": "must name a file like ",
     "sqlite:///plants.db?mode=ro": "must name a file like ",
     "postgresql://u:p@SECRET@h/d": "percent-encoded",
@@ -180,7 +180,8 @@ def test_workers_do_not_outlive_their_master(serve):
     server = serve(PATIENT)
     assert server.health() == 200
     server.process.kill()
-    with pytest.raises(ConnectionError):  # refused, or reset if it came just before
+    # The connection is refused, or reset if it came just before the last worker ended.
+    with pytest.raises(ConnectionError):
         wait_until(lambda: server.connect().close())
 
 
@@ -202,6 +203,7 @@ def test_any_wsgi_server_stores_plants(serve, stored, command):
     for line in (b"Content-Length: seven", b"Transfer-Encoding: chunked"):
         with server.connect() as connection:
             connection.sendall(HEAD + line + b"\r\n\r\n0\r\n\r\n")
-            # The beginning: it may lose the rest, as it does not read what is left.
+            # Look only at the beginning of the response: a server that does not read the rest of
+            # the body may lose the end.
             assert connection.recv(2**10).split()[1] == b"400"
     assert stored() == [(7, "Monstera", "indoor")]

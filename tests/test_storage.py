@@ -85,7 +85,7 @@ def queue_together(storage: Storage, *entries: Plant | None) -> list[Future]:
 
 
 def kinds(requests: list[Future]) -> list[type | None]:
-    """The type of what each request has raised, once it has ended."""
+    """Wait until all requests have ended. Return the type of each one's exception, or None."""
     return [(error := each.exception(PATIENCE)) and type(error) for each in requests]
 
 
@@ -113,13 +113,12 @@ def test_each_plant_of_a_batch_gets_an_outcome_of_its_own(memory, engine, fault)
         (Plant(2, "two"), None),
         (Plant(2, "two"), None),
         (Plant(2, "two", "tagged"), Conflict),
-        (Plant(4, "ignored"), Rejected),  # the engine does not return it
+        (Plant(4, "ignored"), Rejected),  # The engine does not return this plant.
     ]
     requests = queue_together(memory, *[plant for plant, _ in batch])
     assert kinds(requests) == [kind for _, kind in batch]
-    assert (
-        requests[0].exception().__cause__.__traceback__ is None
-    )  # its frames hold the whole batch
+    # The frames of a traceback would hold the whole batch in memory.
+    assert requests[0].exception().__cause__.__traceback__ is None
     assert [len(each) for each in engine.inserts[1:]] == [4, 2, 1, 1, 2]
     assert engine.lock_limits[2:] == [100, 1, 1, 1, 1]
     assert engine.table.keys() == {1, 2}
@@ -130,7 +129,7 @@ def test_each_plant_of_a_batch_gets_an_outcome_of_its_own(memory, engine, fault)
 def test_a_failure_that_is_no_plants_fault_fails_its_batch_and_no_other(
     memory, engine, place, failure
 ):
-    """Each request raises a copy, as the traceback of a shared one would keep all in memory."""
+    """Each request raises a copy: the traceback of a shared error would grow with each raise."""
     others: list[Future] = []
 
     def fail_once() -> None:
@@ -143,13 +142,14 @@ def test_a_failure_that_is_no_plants_fault_fails_its_batch_and_no_other(
     errors = [each.exception(PATIENCE) for each in requests]
     assert {(type(error), str(error)) for error in errors} == {(type(failure), str(failure))}
     assert len(set(errors)) == 3
-    traceback = errors[0].__cause__.__traceback__  # its frames hold the whole batch
-    assert (traceback is None) == isinstance(
-        failure, Unavailable
-    )  # other errors are bugs, and the log needs their traceback
-    is_taken = place == "before_plants"  # otherwise everything that is queued fails
+    # The frames of a traceback would hold the whole batch in memory. But an error that is not
+    # Unavailable is a bug, and the log needs its traceback.
+    traceback = errors[0].__cause__.__traceback__
+    assert (traceback is None) == isinstance(failure, Unavailable)
+    # If the batch was not taken from the queue yet, everything that is queued fails.
+    is_taken = place == "before_plants"
     assert kinds(others) == [None if is_taken else type(failure)]
-    memory.add(*plants(5))  # no plant is tried alone, or once more
+    memory.add(*plants(5))  # The inserts below show that no plant was tried alone, or once more.
     assert engine.inserts == [plants(1, 2, 3), plants(4), plants(5)][0 if is_taken else 2 :]
 
 
@@ -163,7 +163,7 @@ def test_a_request_that_gives_up_leaves_the_queue(memory, engine, monkeypatch):
                 for use in (lambda: memory.check(0.05), lambda: memory.add(ZERO)):
                     with pytest.raises(Unavailable, match="busy or hangs") as failure:
                         use()
-                    assert failure.value.__cause__.__traceback__ is None  # it does not grow
+                    assert failure.value.__cause__.__traceback__ is None  # It must not grow.
             engine.before_check = disk.wait
     assert engine.inserts == [[]]
     disk.set()
@@ -174,14 +174,14 @@ def test_a_request_that_gives_up_leaves_the_queue(memory, engine, monkeypatch):
 @pytest.mark.parametrize("failure", [None, FULL, *FAULTS.values()])
 @pytest.mark.parametrize("name", ["n", *FAULTS, None])
 def test_a_health_check_succeeds_if_plants_can_be_stored(memory, engine, name, failure):
-    """A plant that is stored or found proves it. If all are at fault, the check writes itself."""
+    """A plant that is stored proves it. If all plants are at fault, the check writes itself."""
     batch, fault, writes = plants(1, name=name) if name else [], FAULTS.get(name), name != "n"
     engine.before_check = Mock(side_effect=failure)
     outcomes = kinds(queue_together(memory, *batch, *[None] * 5))
     assert outcomes[:-5] == [fault and type(fault)] * len(batch)
     assert outcomes[-5:] == [failure and type(failure) if writes else None] * 5
     assert engine.inserts[: len(batch)] == [batch] * len(batch)
-    assert writes <= engine.inserts.count([]) <= 2 * writes  # two, where halves are stored
+    assert writes <= engine.inserts.count([]) <= 2 * writes  # Two, if halves were stored.
 
 
 @pytest.mark.parametrize("failure", [None, FULL])
@@ -218,7 +218,7 @@ def test_a_write_proves_health_for_a_second_unless_a_batch_fails(memory, engine,
     """Anybody may ask for a health check, and each write costs a sync."""
     memory.add(ZERO)
     with monkeypatch.context() as patch:
-        patch.setattr("storage.ADD_LIMIT", 0)  # a check has a limit of its own
+        patch.setattr("storage.ADD_LIMIT", 0)  # It does not limit a check.
         for seconds, writes in (0, 0), (0.9, 0), (0.2, 1), (0.9, 1):
             engine.now += seconds
             memory.check(PATIENCE)
@@ -261,11 +261,11 @@ def test_requests_that_have_arrived_share_a_batch(monkeypatch, engine):
 
     def arrive(rounds: int) -> None:
         for _ in range(rounds):
-            time.sleep(0.001)  # of the process: another thread gets its turn
+            time.sleep(0.001)  # Another thread of the process gets its turn.
             gevent.sleep(0)
         arrived.append(rounds)
 
     for rounds in 0, 50, 100:
         gevent.spawn(arrive, rounds)
-    engine.run(lambda: arrived.append(-1))  # the batch is taken
+    engine.run(lambda: arrived.append(-1))  # This stands for taking the batch.
     assert arrived == [0, 50, 100, -1]

@@ -168,9 +168,9 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server,
 def test_a_new_client_replaces_the_one_that_has_kept_the_worker_waiting_longest(
     serve, database, send
 ):
-    """It makes no difference if the worker waits for a request, for its rest or for the next one.
+    """The worker may be waiting for a first request, for the rest of one or for the next one.
 
-    A client whose plant waits for the database stays connected, and the others are still served.
+    A client whose plant waits for the database stays connected.
     """
     server = serve(RESTLESS, "--worker-connections=20", WEB_CONCURRENCY="1")
     assert server.health() == 200
@@ -338,8 +338,8 @@ def test_a_stop_by_ctrl_c_waits_for_the_storage_but_not_for_clients(serve, datab
     assert server.wait() == 0
 
 
-def test_a_request_that_is_still_arriving_when_the_worker_stops_soon_gets_a_408(serve, send):
-    """Its limit would be infinite here if the worker did not stop."""
+def test_a_request_that_is_still_arriving_during_a_stop_gets_a_408_soon(serve, send):
+    """The limit for a request is infinite in this test as long as the worker does not stop."""
     options = ["--worker-class=tests.support.workers.Lingering", "--graceful-timeout=600"]
     server = serve(*options, WEB_CONCURRENCY="1")
     with begin(send(server), MONSTERA) as begun:

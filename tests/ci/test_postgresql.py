@@ -21,9 +21,9 @@ from tests.support.wire import MONSTERA
 
 # The tests of the interface and of the storage that depend on the engine.
 from tests.test_app import (  # noqa: F401
-    test_a_new_plant_is_a_200_without_its_id_and_stored_once,
-    test_a_plant_is_stored_and_answered_exactly,
-    test_another_plant_with_the_id_is_a_409,
+    test_a_different_plant_with_the_same_id_gets_a_409,
+    test_a_new_plant_is_stored_once_and_returned_without_its_id_with_a_200,
+    test_a_plant_is_stored_and_returned_exactly,
 )
 from tests.test_storage import test_many_threads_of_many_processes_store_every_plant  # noqa: F401
 

@@ -15,9 +15,9 @@ import psycopg
 from tests.support.server import PATIENCE, wait_until
 
 FOLDERS = [*sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True), "/usr/sbin"]
-USER = "postgres"  # runs them if root runs the tests: the programs refuse root
+USER = "postgres"  # runs the programs if root runs the tests: they refuse root
 OWNER = {"user": USER, "group": USER, "extra_groups": []} if not os.getuid() else {}
-OPTIONS: dict[str, Any] = {  # for programs
+OPTIONS: dict[str, Any] = {  # for run() and Popen() of any of these programs
     "env": {**os.environ, "PATH": os.pathsep.join([*FOLDERS, os.environ["PATH"]])},
     "cwd": "/",
     **OWNER,
@@ -84,4 +84,5 @@ class PostgreSQL:
         self.execute("SELECT pg_reload_conf()")
         show = "SHOW synchronous_standby_names"
         wait_until(lambda: self.execute(show) == [(standbys,)])
-        self.execute("CHECKPOINT")  # the process that makes it tells all others of the change
+        # The process that makes a checkpoint tells all others of the change.
+        self.execute("CHECKPOINT")

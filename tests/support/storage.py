@@ -39,7 +39,8 @@ def read_names(url: str) -> dict[int, str]:
 def lock_held(database: Path) -> Iterator[None]:
     """Hold the lock by which processes of the service take turns.
 
-    The lock is shared: the service has to wait for it, and another test helper does not.
+    The lock is shared: the service, which needs it alone, has to wait, and a second lock_held()
+    does not.
     """
     with open(f"{database}-lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -1,6 +1,6 @@
-/* LD_PRELOAD this library to change what fsync and fdatasync do. While the file SYNC_SKIPS exists, they do nothing and
-   succeed. While the file SYNC_FAILS exists, they fail with EIO. SYNC_WAITS is a number of microseconds that each sync
-   takes longer, as on a slower disk. */
+/* LD_PRELOAD this library to change what fsync and fdatasync do. Environment variables say how: while the file that
+   SYNC_SKIPS names exists, both do nothing and succeed. While the file that SYNC_FAILS names exists, both fail with
+   EIO. SYNC_WAITS is the number of microseconds that each sync takes longer, as on a slower disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

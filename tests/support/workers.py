@@ -25,7 +25,7 @@ class Patient(Short):
 
 
 class Restless(Patient):
-    """Looks at its clocks, and if it has to end, in every round of the event loop."""
+    """Looks at its clocks, and whether it has to end, in every round of the event loop."""
 
     check_interval = 0.0
 
