@@ -1,1 +1,1 @@
-"""Tests that need root, and what .ci/run installs; run only when asked to: pytest tests/ci."""
+"""Tests that need root and the programs that .ci/run installs. `pytest tests/ci` runs them."""

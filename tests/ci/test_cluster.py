@@ -23,13 +23,13 @@ def test_a_fail_over_loses_nothing(serve, how):
         primary.set_synchronous("*")
         state = "SELECT sync_state FROM pg_stat_replication"
         wait_until(lambda: primary.execute(state) == [("sync",)])
-        hosts = f"{standby.folder},{primary.folder}"  # of which the first takes no writes yet
+        hosts = f"{standby.folder},{primary.folder}"  # The first one takes no writes yet.
         server = serve(DATABASE_URL=f"postgresql:///postgres?host={hosts}&user=postgres")
         with Writers(server.port) as writers:
             writers.wait_for_more(100)
             primary.signal(how)
             failed = writers.answers[503]
-            wait_until(lambda: writers.answers[503] > failed)  # what was under way is unknown
+            wait_until(lambda: writers.answers[503] > failed)  # The outcome is unknown.
             standby.execute("SELECT pg_promote()")
             writers.wait_for_more(100)
         assert writers.acknowledged.items() <= read_names(standby.url()).items()
@@ -45,7 +45,7 @@ def test_a_plant_that_is_not_on_the_standby_is_not_acknowledged(
     A plant that is there already may be on the primary alone. A batch that is given up leaves no
     process on the server, which has room for a limited number.
     """
-    quiet = f"{postgresql_url}&options=-cclient_min_messages%3Derror"  # would hide a warning
+    quiet = f"{postgresql_url}&options=-cclient_min_messages%3Derror"  # It hides warnings.
     server = serve(DATABASE_URL=quiet, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA if already else {**MONSTERA, "id": 8})[0] == STORED
     query = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -70,7 +70,7 @@ def test_a_plant_that_is_not_on_the_standby_is_not_acknowledged(
 
 @contextlib.contextmanager
 def pooler(server: PostgreSQL, database: str, user: str) -> Iterator[str]:
-    """A PgBouncer in transaction mode before a server: the URL of a database behind it."""
+    """Run PgBouncer in transaction mode before a server. Yield the URL of a database behind it."""
     (settings := server.folder / "settings").write_text(
         f"[databases]\n{database} = host={server.folder} user={user}\n"
         f"[pgbouncer]\npool_mode = transaction\nunix_socket_dir = {server.folder}\n"
@@ -97,7 +97,7 @@ def pooled_url(postgresql) -> Iterator[str]:
 
 
 def test_a_pooler_that_met_a_standby_first_works_once_that_is_promoted(serve):
-    """PgBouncer still says in_hot_standby then, as the standby did when it connected to it."""
+    """PgBouncer then still says in_hot_standby, as the standby said when PgBouncer connected."""
     with (
         PostgreSQL() as primary,
         PostgreSQL(primary) as standby,
@@ -111,7 +111,7 @@ def test_a_pooler_that_met_a_standby_first_works_once_that_is_promoted(serve):
 
 
 def test_a_pooler_weakens_no_commit(pooled_url, open_storage):
-    """Each commit waits for the disk, though the role's do not. No setting stays in a session."""
+    """Each commit waits for the disk, though the role's default is not to. No setting is left."""
     options = {"autocommit": True, "prepare_threshold": None}
     with psycopg.connect(pooled_url, **options) as neighbour:
         storage = open_storage(pooled_url)
@@ -124,7 +124,7 @@ def test_a_pooler_weakens_no_commit(pooled_url, open_storage):
         neighbour.execute("SET synchronous_commit = off")
         storage.add(Plant(7, "n"))
         with neighbour.transaction():
-            neighbour.execute("SELECT")  # from now on it has the session that was used last
+            neighbour.execute("SELECT")  # From here on it has the connection that was used last.
             storage.add(Plant(8, "n"))
         seen = neighbour.execute("SELECT session, setting, level FROM plants").fetchall()
         assert [row[1:] for row in seen] == [("on", "read committed")] * 2

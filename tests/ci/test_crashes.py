@@ -1,4 +1,4 @@
-"""An acknowledged plant is on the disk, whatever fails or is killed, and whenever."""
+"""An acknowledged plant is on the disk, whatever fails, and whatever is killed at any time."""
 
 import itertools
 import os
@@ -44,18 +44,21 @@ class Trace:
                 self.calls.append(Call(call[1], before + text, begin, number))
 
     def writes(self, part: str) -> list[Call]:
-        """The writes to the WAL that have `part` in them."""
+        """Return the writes to the WAL that have `part` in them."""
         writes = [call for call in self.calls if call.name == "pwrite64" and "-wal>" in call.text]
         return [call for call in writes if part in call.text]
 
     def answers(self, request_id: str, status: str) -> list[Call]:
-        """The answers to requests with this id whose status begins so, each in one piece."""
+        """Return the responses with this request id whose status begins with `status`.
+
+        A response that was sent in several pieces is not among them.
+        """
         head, line = f'"HTTP/1.1 {status}', rf"X-Request-ID: {request_id}\r\n"
         answers = [call for call in self.calls if call.name == "sendto" and head in call.text]
         return [call for call in answers if line in call.text and '}\\n", ' in call.text]
 
     def has_sync(self, begin: int, end: int) -> bool:
-        """Whether the WAL was synced, from begin to end of it, between two lines."""
+        """Tell if a whole sync of the WAL, from its begin to its end, is between two lines."""
         between = [call for call in self.calls if begin < call.begin and call.end < end]
         return any(
             call.name in ("fsync", "fdatasync") and "-wal>" in call.text and call.text[-3:] == "= 0"
@@ -65,7 +68,7 @@ class Trace:
 
 @pytest.fixture
 def traced(serve, tmp_path) -> Callable[..., Server]:
-    """Starts the service under strace, which fills the file `trace`."""
+    """A function that starts the service under strace, which fills the file `trace`."""
     calls = "trace=pwrite64,fsync,fdatasync,sendto"
     strace = f"strace -f -qq -yy --seccomp-bpf -s 5000 -e {calls}".split()
     command = [*strace, "-o", f"{tmp_path}/trace", *HERE]
@@ -101,7 +104,8 @@ def test_a_plant_whose_sync_failed_is_written_once_more(traced, tmp_path, failin
     the next sync proves something only about later writes. A new worker finds the plant in the
     file, but can't tell whether it would survive a power cut.
     """
-    server = traced(WEB_CONCURRENCY="1", **failing_sync)  # another would not get to write it
+    # With a second worker, that one might write the plant instead of the new one.
+    server = traced(WEB_CONCURRENCY="1", **failing_sync)
     plant = {"id": 7, "name": "name of the plant"}
     vain = post(plant, b"X-Request-ID: in-vain", b"Connection: close")
 
@@ -127,7 +131,7 @@ def test_a_plant_whose_sync_failed_is_written_once_more(traced, tmp_path, failin
 
 
 def pages(file: Path) -> list[bytes]:
-    """The pages of a file, as the kernel keeps them."""
+    """Return the pages of a file, as the kernel keeps them."""
     content = file.read_bytes()
     return [content[start : start + 4096] for start in range(0, len(content), 4096)]
 
@@ -156,10 +160,10 @@ def test_plants_behind_pages_that_a_failed_sync_lost_survive_a_power_cut(
     on_disk = pages(wal)
     before += [b""] * (len(after) - len(before))
     for number, (old, lost) in enumerate(zip(before, after, strict=True)):
-        if lost != old and lost == on_disk[number]:  # no later write made it dirty again
+        if lost != old and lost == on_disk[number]:  # No later write made the page dirty again.
             on_disk[number] = old.ljust(len(lost), b"\0")
     wal.write_bytes(b"".join(on_disk))
-    Path(f"{database}-shm").unlink()  # as it is in memory
+    Path(f"{database}-shm").unlink()  # It is only in memory.
     assert {1, 3} <= {number for number, *_ in stored()}
 
 

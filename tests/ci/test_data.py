@@ -1,4 +1,4 @@
-"""docs/data.md is true: its commands are typed, against a service that runs."""
+"""docs/data.md is true: the tests type its commands while a service runs."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.support.server import ROOT, STORED, wait_until
 from tests.support.storage import Row, read_names, read_rows
 from tests.support.wire import MONSTERA, Writers
 
-TYPING_LIMIT = 120  # seconds for a few blocks
+TYPING_LIMIT = 120  # seconds for all blocks of one run()
 SERVER = "postgresql://user:password@host/database"
 BACKUP, CHECK = block("sh", "mkdir -p backups && backup="), block("sh", "sqlite3 -readonly")
 CHOOSE, RESTORE = block("sh", "backup=$(ls -t "), block("sh", "replaced=replaced-")
@@ -34,7 +34,7 @@ PLANTS = [Plant(-(2**63), "n"), *map(Plant, range(10), TEXTS, TEXTS), Plant(2**6
 
 
 def run(folder: Path, *blocks: str) -> str:
-    """Type blocks into one shell in a folder; return what they print."""
+    """Type blocks into one shell in a folder. Return what they print."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", "\n".join(blocks)], cwd=folder, timeout=TYPING_LIMIT,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -44,7 +44,7 @@ def run(folder: Path, *blocks: str) -> str:
 
 
 def plant(number: int, name: str = "n") -> dict[str, object]:
-    """A plant as a client sends it."""
+    """Return a plant as a client sends it."""
     return {"id": number, "name": name}
 
 
@@ -61,7 +61,7 @@ def test_a_second_backup_on_one_day_is_another_file_and_both_are_private(serve, 
 
 
 def test_a_backup_is_restored_and_what_is_newer_is_added(serve, tmp_path, url):
-    """After a crash that left plants in the -wal. A second restore finds nothing in its way."""
+    """The service was killed and left plants in the -wal. A plant of the restored file stays."""
     with serve() as server:
         assert [server.post(plant(number))[0] for number in (1, 2)] == [STORED] * 2
         run(tmp_path, BACKUP)
@@ -76,7 +76,7 @@ def test_a_backup_is_restored_and_what_is_newer_is_added(serve, tmp_path, url):
 
 
 def test_a_backup_is_restored_where_there_is_no_file(tmp_path, open_storage, url):
-    """As on a new host."""
+    """This is so on a new host."""
     open_storage().add(Plant(1, "n"))
     run(tmp_path, BACKUP)
     (new := tmp_path / "new").mkdir()
@@ -85,7 +85,7 @@ def test_a_backup_is_restored_where_there_is_no_file(tmp_path, open_storage, url
 
 
 def test_a_backup_is_restored_for_a_container(tmp_path, open_storage, url, database):
-    """On its volume, for its user. That Docker stops it and starts it is not tried."""
+    """The file is on the volume, and belongs to the container's user. A function plays Docker."""
     open_storage().add(Plant(1, "n"))
     run(tmp_path, BACKUP)
     (volume := tmp_path / "the volume").mkdir()
@@ -100,7 +100,7 @@ def test_a_backup_is_restored_for_a_container(tmp_path, open_storage, url, datab
 
 
 def test_a_deleted_file_is_rescued_under_load(serve, database, tmp_path, url):
-    """With all plants that got a 200, also from a worker that was started too early."""
+    """It has all plants that got a 200, even from a worker that was started too early."""
     with Writers((server := serve()).port) as clients:
         clients.wait_for_more()
         for file in database, Path(f"{database}-wal"), Path(f"{database}-shm"):
@@ -127,7 +127,7 @@ def test_a_deleted_file_is_rescued_under_load(serve, database, tmp_path, url):
 
 @pytest.mark.parametrize("has_backup", [True, False])
 def test_all_that_can_be_read_is_read_from_a_damaged_file(has_backup, tmp_path, open_storage, url):
-    """Each page is of two that were left alone, or was overwritten; ids are far apart."""
+    """The test overwrites halves of some pages. The ids are far apart, so not each can be tried."""
     open_storage().close()
     run(tmp_path, STORE.format(-3000, 2000))
     backups = [run(tmp_path, BACKUP), CHOOSE, CHECK, block("sh", "install -m 600")]
@@ -136,7 +136,8 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(has_backup, tmp_path, 
     plants = read_rows(url)
     with (database := tmp_path / "plants.db").open("r+b") as file:
         pages = database.stat().st_size // PAGE
-        for number in (2, 3, 20, 21, 60, 61, 62, 90, pages - 1):  # 2: from that of the first plants
+        # These pages have plants, or the ends of long names, as 2 and 3 do.
+        for number in (2, 3, 20, 21, 60, 61, 62, 90, pages - 1):
             file.seek(number * PAGE + (PAGE // 2 if number == 60 else 0))
             file.write(b"\xff" * (PAGE // 2))
     readable = {row for row in plants if row in read_one(database, row[0])}
@@ -153,7 +154,7 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(has_backup, tmp_path, 
 
 
 def read_one(database: Path, number: int) -> list[Row]:
-    """The plant with this id, if it can be read."""
+    """Return the plant with this id, in a list. The list is empty if the plant can't be read."""
     with closing(sqlite3.connect(database)) as file, suppress(sqlite3.Error):
         return file.execute("SELECT id, name, tag FROM plants WHERE id = ?", [number]).fetchall()
     return []
@@ -184,7 +185,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 
 def test_a_full_disk_has_room_again_without_a_restart(serve, small_disk):
-    """Once old backups are deleted; the newest are kept."""
+    """The page's commands delete old backups, and keep the newest three."""
     server = serve(DATABASE_URL=f"sqlite:///{small_disk}/plants.db")
     assert server.post(MONSTERA)[0] == STORED
     for number in range(6):
@@ -209,7 +210,7 @@ THERE, BACK = block("sh", "# From SQLite to PostgreSQL"), block("sh", "# From Po
 
 
 def test_a_move_changes_no_plant(tmp_path, open_storage, url, postgresql_url):
-    """Whatever is in it, there and back, to no file and to one that lacks some plants."""
+    """The plants move there and back: to no file, and to one that lacks some plants."""
     storage = open_storage()
     for each in PLANTS:
         storage.add(each)
@@ -222,14 +223,14 @@ def test_a_move_changes_no_plant(tmp_path, open_storage, url, postgresql_url):
     (new := tmp_path / "new").mkdir()
     run(new, back, "chown 1000 .", command("chown --reference"))
     assert {file.stat().st_uid for file in new.glob("plants.db*")} == {1000}
-    open_storage(f"sqlite:///{new}/plants.db").check(30)  # the service takes it
+    open_storage(f"sqlite:///{new}/plants.db").check(30)  # The service accepts the file.
     assert read_rows(f"sqlite:///{new}/plants.db") == PLANTS
     assert (new / "plants.db").stat().st_mode & 0o777 == 0o600
     assert (new / "plants.db-lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_move_lists_the_ids_that_have_another_plant_there(tmp_path, open_storage, postgresql_url):
-    """A client stored it in the new database after another one had in the old one."""
+    """Both databases have a plant with the id 900, and one of these has a tag."""
     there, back = (each.replace(SERVER, postgresql_url) for each in (THERE, BACK))
     old, new = open_storage(), open_storage(postgresql_url)
     old.add(Plant(1, "n", "t"))
@@ -243,7 +244,7 @@ def test_a_move_lists_the_ids_that_have_another_plant_there(tmp_path, open_stora
 
 
 def test_postgresql_is_restored(serve, tmp_path, postgresql_url):
-    """The service makes a table that was dropped anew, so it has to be stopped first."""
+    """The service would create the table again at once, so the operator stops it first."""
     dump = block("sh", "# A dump").replace(SERVER, postgresql_url)
     with serve(DATABASE_URL=postgresql_url) as server:
         assert server.post(plant(1))[0] == STORED

@@ -69,7 +69,7 @@ class Machine:
 
 
 def find_systemd(parent: int) -> int:
-    """The child of a process that is systemd, or 0."""
+    """Return the process id of the child that is systemd, or 0 if there is none yet."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     found = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "systemd\n")
     return int(next(found, 0))
@@ -83,7 +83,7 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
     shutil.copytree(ROOT, root / "srv/upstream", ignore=IGNORED)
     options = ["--register=no", "--keep-unit", "--private-network", "--link-journal=no", "--quiet"]
-    options += [f"--machine=plants-{os.getpid()}", "--kill-signal=SIGKILL"]  # It ends at once.
+    options += [f"--machine=plants-{os.getpid()}", "--kill-signal=SIGKILL"]  # So it ends at once.
     boot = ["setpriv", "--pdeathsig=TERM", "systemd-nspawn", "-b", f"-D{root}", *options]
     null = subprocess.DEVNULL
     nspawn = subprocess.Popen(boot, stdin=null, stdout=null, stderr=null)
@@ -102,7 +102,7 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
 
 @pytest.fixture
 def host(machine) -> Iterator[Machine]:
-    """The machine, with the service as new and one more token; the test is in its network."""
+    """The machine, with a new service that has one more token. The test is in its network."""
     machine.run(
         f"{STOP}; cp -n /etc/plants.env /root\n"
         "rm -rf /var/lib/plants*; git -C /srv/plants reset --quiet --hard origin/main\n"
@@ -160,9 +160,9 @@ def test_clients_notice_no_restart_no_upgrade_and_no_rollback(host):
 
 
 def test_a_wrong_setting_is_refused_before_anything_stops(host):
-    """A change of a setting and an upgrade print what is wrong; the service serves on.
+    """A change of a setting and an upgrade print what is wrong. The service goes on serving.
 
-    systemd does not give up after five good ones at once.
+    systemd does not give up after five good changes in a row.
     """
     process = host.run("systemctl show -P MainPID plants")
     host.run("sed -i 's/^PLANTS_TOKENS=/PLANTS_TOKENS=web:/' /etc/plants.env")
@@ -299,9 +299,9 @@ def test_a_lost_host_is_replaced(host):
 
 @pytest.fixture(scope="module")
 def docker(tmp_path_factory) -> Iterator[Callable[..., list[str]]]:
-    """Makes command lines of what is typed for Docker, in place of which buildah runs.
+    """A function that makes a command line of Docker's commands. buildah runs in place of Docker.
 
-    The image of the page is there. A container gets a volume and, if given, other ids than its own.
+    The page's image is built already. A container gets a volume and, if given, another user id.
     """
     folder = tmp_path_factory.mktemp("buildah")
     make_machine(folder / "base", "trixie")
@@ -334,7 +334,7 @@ def docker(tmp_path_factory) -> Iterator[Callable[..., list[str]]]:
 
 
 @pytest.mark.parametrize("user", ["", "1000650000:0"], ids=["its own user", "as on OpenShift"])
-def test_a_container_from_its_start_to_its_backup(serve, docker, tmp_path, user):
+def test_a_container_starts_stores_plants_and_is_backed_up(serve, docker, tmp_path, user):
     """It works as its own user and, as on OpenShift, under any user id with group 0.
 
     Its health check passes while the database is gone, and fails once the service has ended.
@@ -351,10 +351,10 @@ def test_a_container_from_its_start_to_its_backup(serve, docker, tmp_path, user)
     volume.chmod(data.st_mode)
     image = json.loads(run("buildah inspect --type=image plants"))["Docker"]["config"]
     check = " ".join(map(quote, image["Healthcheck"]["Test"][1:]))
-    health = f"docker exec --env=http_proxy=http://127.0.0.1:9 plants {check}"  # nobody is there
+    health = f"docker exec --env=http_proxy=http://127.0.0.1:9 plants {check}"  # No proxy is there.
     run(MAKE_TOKEN)
     assert re.fullmatch(r"PLANTS_TOKENS=\S{43}\n", (tmp_path / ".env").read_text())
-    start = " ".join(["\n".join(RUN_IMAGE), *image["Cmd"]])  # in the foreground
+    start = " ".join(["\n".join(RUN_IMAGE), *image["Cmd"]])  # It stays in the foreground.
     server = serve(command=docker(start, volume, user))
     assert server.post(MONSTERA)[0] == STORED
     (master,) = re.findall(r"\[(\d+)\] \[INFO\] Listening", server.err)

@@ -41,8 +41,9 @@ class Disk:
     def power_up(self) -> None:
         """Mount it again, without unsynced data, once all processes that used it have ended."""
         wait_until(lambda: subprocess.run(["umount", self.root]).returncode == 0)
-        # A container that was started meanwhile has this mount in a namespace of its own, and as
-        # long as it has, a mount of the same image is the same file system, still without power.
+        # A container that was started meanwhile has the old mount in a namespace of its own. While
+        # it has, a new mount of this image would be the same file system, still without power. So
+        # mount a copy.
         shutil.copyfile(self._image, copy := self._image.with_name("copy"))
         copy.replace(self._image)
         self._mount()
@@ -51,9 +52,8 @@ class Disk:
     def full(self) -> Iterator[None]:
         """Leave no room on it for a while."""
         ballast = self.root / "ballast"
-        subprocess.run(
-            ["dd", "if=/dev/zero", f"of={ballast}", "bs=1k"]
-        )  # fails once the disk is full
+        # It fails once the disk is full.
+        subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=1k"])
         yield
         ballast.unlink()
 
@@ -79,7 +79,7 @@ def database(disk) -> Path:
 
 
 def acknowledged_before_a_power_cut(server: Server, disk: Disk, count: int) -> dict[int, str]:
-    """Cut the power after `count` plants; return all that was acknowledged by then."""
+    """Cut the power after `count` plants. Return all plants that were acknowledged by then."""
     with Writers(server.port) as writers:
         writers.wait_for_more(count)
         acknowledged = writers.acknowledged.copy()
@@ -93,7 +93,7 @@ def acknowledged_before_a_power_cut(server: Server, disk: Disk, count: int) -> d
 def test_every_acknowledged_plant_survives_a_power_cut(serve, disk, url):
     """There are several power cuts, and each time the service goes on with the file as it is."""
     acknowledged: dict[int, str] = {}
-    for count in (100, 1000, 5000):  # within the first checkpoint of the WAL, and beyond it
+    for count in (100, 1000, 5000):  # The WAL is checkpointed after some 1,000 pages.
         acknowledged |= acknowledged_before_a_power_cut(serve(), disk, count)
         assert acknowledged.items() <= read_names(url).items()
 
@@ -115,7 +115,7 @@ def test_a_full_disk_causes_503s_until_there_is_room(serve, url, disk):
         writers.wait_for_more(300)
         with disk.full():
             wait_until(lambda: writers.answers[503] > 100)
-            wait_until(lambda: server.health() == 503)  # the last write is old
+            wait_until(lambda: server.health() == 503)  # The last write is older than 1 s.
         writers.wait_for_more(300)
     assert server.health() == 200
     assert writers.answers.keys() == {STORED, 503}
@@ -123,7 +123,7 @@ def test_a_full_disk_causes_503s_until_there_is_room(serve, url, disk):
     assert writers.acknowledged.items() <= read_names(url).items()
 
 
-def test_conflicts_on_a_full_disk_do_not_keep_the_health_check_well(serve, disk):
+def test_conflicts_on_a_full_disk_do_not_make_the_health_check_succeed(serve, disk):
     """A batch in which every plant is a conflict writes nothing, and so proves nothing."""
     server = serve(WEB_CONCURRENCY="1")
     for number in range(100):
@@ -137,7 +137,10 @@ def test_conflicts_on_a_full_disk_do_not_keep_the_health_check_well(serve, disk)
 
 
 def test_a_file_that_is_mounted_alone_ends_the_start_in_one_line(serve, disk, database, tmp_path):
-    """As by docker run -v ./plants.db:/data/plants.db: its -wal would go with the container."""
+    """`docker run -v ./plants.db:/data/plants.db` mounts it so.
+
+    Its -wal would be deleted with the container, and with it the plants that are only there.
+    """
     (file := tmp_path / "my plants.db").touch()
     (target := database.with_name("my plants.db")).touch()
     subprocess.run(["mount", "--bind", file, target], check=True)
@@ -154,7 +157,7 @@ def test_a_file_that_is_mounted_alone_ends_the_start_in_one_line(serve, disk, da
     [(Disk.full, "(No space left on device|.* disk is full)$"), (Disk.read_only, ".*read-?only")],
 )
 def test_a_disk_that_accepts_no_write_ends_the_start_in_one_line(serve, disk, state, words, end):
-    """It does so with and without a file. Later, a start works, and every plant is there."""
+    """There may be a file or not. Later, a start works, and every plant is there."""
     if end:
         server = serve()
         assert server.post({"id": 1, "name": "one"})[0] == STORED

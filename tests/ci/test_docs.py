@@ -1,4 +1,4 @@
-"""The pages are true: what they have for a shell is typed, and prints what they show."""
+"""The pages are true: the tests type their commands, which print what the pages show."""
 
 import os
 import re
@@ -11,10 +11,10 @@ import pytest
 from tests.support.pages import BLOCK, ELSEWHERE, PAGES, TYPED, block
 from tests.support.server import ROOT, TOKEN, free_port
 
-PATIENCE = 120  # seconds for a page: one of them downloads packages
+PATIENCE = 120  # seconds for a page: the commands of one download packages
 VARYING = r"\b[0-9a-f]{32}\b|(?<=Bearer )[^'\n]+|http://[\w.:]+|\b[\dT:+-]+\.\d+[\d+:]*"
 START = ".venv/bin/gunicorn &\nuntil curl -sf localhost:8000/healthz; do kill -0 $!; done\n"
-STOP = "kill %% 2>&- && wait || true\n"  # as Ctrl+C does, if it runs
+STOP = "kill %% 2>&- && wait || true\n"  # This stands for Ctrl+C, if a service runs.
 POST = block("sh", ". ./.env").partition("\n")[2]
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, commands: str, **settings: str) -> str:
-    """Type commands there, with a free port in place of 8000; return what they print."""
+    """Type commands in a folder, with a free port in place of 8000. Return what they print."""
     port = f":{free_port()}"
     kept = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     kept |= {"PATH": "/usr/bin:/bin", "GUNICORN_CMD_ARGS": f"--bind localhost{port}", **settings}
@@ -44,7 +44,7 @@ def run(folder: Path, commands: str, **settings: str) -> str:
 
 
 def typed(page: Path) -> str:
-    """What a page has for a shell; a service runs in the background until the next is started."""
+    """Return the commands of a page. Each service runs in the background until the next one."""
     lines = "" if page == TYPED[0] else f"export TOKEN={TOKEN}\n{START}{POST}"
     for language, text in BLOCK.findall(PAGES[page]):
         if language == "python":
@@ -58,7 +58,7 @@ def typed(page: Path) -> str:
 
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
 def test_a_page_is_typed_from_top_to_bottom(page, folder):
-    """All that it shows as printed is printed; where none is started on it, the service runs."""
+    """The commands print all that the page shows. If none of them starts the service, it runs."""
     printed = run(folder, typed(page), **({"PLANTS_TOKENS": TOKEN} if page != TYPED[0] else {}))
     for language, text in BLOCK.findall(PAGES[page]):
         if language in ("", "json"):

@@ -20,8 +20,8 @@ SETUP, *RUNGS, LAST = [re.findall(r"(?ms)^```(?:sh)?\n(.*?)^```$", part) for par
 START_FORTY, START_SERVICE, POST = SETUP
 COPY, START_COPY = START_FORTY.splitlines()
 AGAIN = ["rm -rf forty", COPY]
-PATCHES = re.findall(r"`(patch -p1 < [\w.-]+)`", PAGE)  # one for each rung, as it is typed
-FIXED = "# After the patch:\n"  # stands between the two outputs of a rung
+PATCHES = re.findall(r"`(patch -p1 < [\w.-]+)`", PAGE)  # one for each rung, as a reader types it
+FIXED = "# After the patch:\n"  # This line stands between the two outputs of a rung.
 PORTS = {number: str(free_port()) for number in ("8040", "8043", "8000")}
 # How many commits 400 plants take with the patch differs from run to run.
 FEWER = r"(?!400 )\b\d+ commits"
@@ -77,7 +77,7 @@ def climb(folder: Path, patching: list[str]) -> str:
 
 @pytest.mark.parametrize(("number", "rung"), list(enumerate(RUNGS)))
 def test_a_rung_prints_what_is_shown(folder: Path, number: int, rung: list[str]) -> None:
-    """The forty lines fail, and its patch fixes that; the service prints the same both times."""
+    """The forty lines fail, and the rung's patch fixes them. The service prints the same twice."""
     typed, shown = [re.sub(FEWER, "fewer commits", text) for text in rung]
     before, after = shown.split(FIXED)
     for is_fixed, lines in enumerate([before, after]):

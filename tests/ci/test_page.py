@@ -63,7 +63,7 @@ class Page(webdriver.Chrome):
         webdriver.ActionChains(self).send_keys(*keys).perform()
 
     def send(self, status: str, id: str, name: str, tag: str = "", token: str = TOKEN) -> str:
-        """Load the page, fill it in, send it; return the body once the response has the status."""
+        """Load the page, fill it in and send it. Return the body once the status is shown."""
         self.get(self.url)
         self.type(Keys.TAB, *[Keys.TAB + value for value in (token, id, name, tag)])
         self.type(Keys.TAB, Keys.ENTER)
@@ -132,7 +132,7 @@ def test_a_response_names_its_request(page, server):
     "wrong", [{"id": "007"}, {"id": "seven"}, {"id": "1 000"}, {"name": ""}, {"token": "é"}]
 )
 def test_a_wrong_field_is_explained_and_nothing_is_sent(page, wrong):
-    """The field gets the focus; neither a previous response nor a command of another plant stays.
+    """The field gets the focus. No previous response and no command of another plant stays.
 
     An id consists of digits, and no header can carry such a token.
     """
@@ -185,7 +185,7 @@ def test_a_missing_response_is_explained(page, server, proxy):
 
 @pytest.mark.parametrize(("permission", "label"), [("granted", "Copied"), ("denied", "Selected")])
 def test_the_curl_command_can_be_pasted_into_a_shell(page, permission, label):
-    """The command sends the same plant once more; it holds the token only if the user asks."""
+    """The command sends the same plant once more. It has the token only if the user asks for it."""
     for name in ("clipboard-write", "clipboard-read"):
         setting = {"permission": {"name": name}, "setting": permission}
         page.execute_cdp_cmd("Browser.setPermission", setting)

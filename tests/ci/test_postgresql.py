@@ -50,7 +50,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def sessions(postgresql: PostgreSQL, connection: psycopg.Connection) -> Callable[..., list[int]]:
-    """Finds the server's processes for the service: all, or those that wait for an event."""
+    """A function that finds the processes for the service: all, or those that wait for an event."""
     query = "SELECT pid, wait_event FROM pg_stat_activity WHERE application_name <> 'other' "
     query += f"AND datname = '{connection.info.dbname}'"
     return lambda *wanted: [pid for pid, *has in postgresql.execute(query) if {*wanted} <= {*has}]
@@ -58,7 +58,7 @@ def sessions(postgresql: PostgreSQL, connection: psycopg.Connection) -> Callable
 
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgres:"])
 def test_a_url_can_have_every_parameter_of_libpq(open_storage, connection, url, tmp_path, scheme):
-    """Here: several hosts of which one is up, a schema, and an encoding that lacks characters."""
+    """This one has two hosts of which one is up, a schema, and an encoding without emojis."""
     connection.execute("CREATE SCHEMA garden")
     url = url.replace("postgresql:", scheme).replace("?host=", f"?host={tmp_path},")
     storage = open_storage(f"{url}&options=-csearch_path%3Dgarden&client_encoding=LATIN1")
@@ -83,7 +83,7 @@ def test_a_role_needs_three_rights_and_no_others(open_storage, connection, url):
     role = f"{connection.info.dbname}_role"
     connection.execute(f"CREATE ROLE {role} LOGIN")
     storage = open_storage(f"{url}&user={role}")
-    for _ in range(2):  # the second check does not miss the table on the same connection
+    for _ in range(2):  # The second check connects and tries to create the table again.
         with pytest.raises(Unavailable, match="permission denied for schema"):
             storage.check(PATIENCE)
     connection.execute(SCHEMA)
@@ -106,7 +106,7 @@ RULES = """
         ASSERT NEW.tag IS DISTINCT FROM 'asserts', NEW.name;
         RETURN CASE WHEN NEW.tag = 'ignored' THEN NULL ELSE NEW END; END $$;
     CREATE TRIGGER acts BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION act()"""
-REASONS = {  # for the log, by tag
+REASONS = {  # The reasons in the log, by the tag of the plant.
     "unknown": "CheckViolation (23514, known)",
     "taken": "UniqueViolation (23505, single)",
     "too long": "ProgramLimitExceeded (54000, None)",
@@ -134,14 +134,14 @@ def test_plants_that_the_database_rejects_fail_alone(serve, connection, pool):
     assert [reason for reason in REASONS.values() if reason not in server.out] == []
 
 
-FAILS = {  # what fails in a trigger for a while, and what the log says of it
+FAILS = {  # An action of a trigger that fails, and the reason in the log.
     "EXECUTE format('SELECT 1 FROM %I', NEW.name)": "UndefinedTable (42P01, None)",
     "SET LOCAL statement_timeout = 1; PERFORM pg_sleep(600)": "QueryCanceled (57014, None)",
 }
 
 
 @pytest.mark.parametrize(("action", "reason"), FAILS.items(), ids=FAILS.values())
-def test_a_trigger_that_fails_for_a_while_makes_a_plant_a_503(serve, connection, action, reason):
+def test_a_plant_gets_a_503_as_long_as_a_trigger_fails(serve, connection, action, reason):
     """The plant is not at fault. The database's message may quote it, so the log does not."""
     connection.execute(
         f"{SCHEMA}; CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS "
@@ -229,7 +229,7 @@ def test_rows_that_are_locked_keep_out_no_others(serve, connection, pool, first,
         connection.execute(lock)
         statuses = [status for status, _ in pool.map(server.post, plants)]
         assert statuses[first::2] == [503] * 100 and statuses[1 - first :: 2] == [STORED] * 100
-        for _ in range(15):  # a health check writes, as nothing else is stored for so long
+        for _ in range(15):  # Nothing else is stored for so long, so a health check has to write.
             assert (server.post(plants[first])[0], server.health()) == (503, 200)
     assert {status for status, _ in pool.map(server.post, plants)} == {STORED}
 
