@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     if missing := missing_packages(peers=not options.against):
         sys.exit(f"install what is missing: apt-get install {' '.join(missing)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # So `finally` ends the server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # Lets `finally` end the server.
     servers = [this_service(), *([service_of(options.against)] if options.against else others())]
     results: Results = defaultdict(list)
     syncs = []

@@ -1,4 +1,4 @@
-"""Turns what was measured into medians, and these into Markdown and a chart."""
+"""Turns the measurements into medians, and the medians into Markdown and a chart."""
 
 import itertools
 import os
@@ -41,7 +41,7 @@ def report(results: Results, syncs: list[float], rounds: int, seconds: int) -> s
 
 
 def rate(runs: list[Run], ours: list[Run]) -> str:
-    """Return a server's plants a second (lowest to highest), and ours divided by them."""
+    """Return the median rate (lowest to highest), and the median of ours divided by it."""
     rates = [run.rate for run in runs]
     ratio = statistics.median(our.rate / max(1, r) for our, r in zip(ours, rates, strict=True))
     return f"{median(runs).rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}), {ratio:.2f}"

@@ -1,4 +1,4 @@
-"""One run: a server with an empty database, clients that post to it, and what was measured."""
+"""One run: starts a server with an empty database, posts to it, and measures."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ SETTINGS = {
 
 
 class Run(NamedTuple):
-    """What a run has measured: plants a second, ms until the response, MB, s to the first 200."""
+    """The figures of a run: plants a second, p50 and p99 in ms, MB, seconds to the first 200."""
 
     rate: float
     p50: float
@@ -70,6 +70,7 @@ def measure(server: Server, setting: str, seconds: int) -> Run:
 
     The clients end without waiting for the last response on each connection, so there may be a few
     more rows: at most one for each connection, and one of the connection that wrk tries out first.
+    A plant that got an error may have a row, too.
     """
     connections, sync_waits = SETTINGS[setting]
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -100,7 +101,7 @@ def running(server: Server, file: Path, sync_waits: int) -> Iterator[tuple[int, 
     environment = os.environ | {"PLANTS_TOKENS": TOKEN, "WEB_CONCURRENCY": "2"}
     environment["DATABASE_URL"] = f"sqlite:///{file}"
     if sync_waits:
-        # LD_PRELOAD splits at spaces, and the relative path has none.
+        # LD_PRELOAD is split at spaces. The relative path has none.
         library = os.path.relpath(SLOW_SYNC, server.folder)
         environment |= {"LD_PRELOAD": library, "SYNC_WAITS": str(sync_waits)}
     begin, address = time.monotonic(), f"http://127.0.0.1:{port}"

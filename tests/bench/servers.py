@@ -21,7 +21,10 @@ BIND = "--bind 127.0.0.1:PORT"
 
 
 class Server(NamedTuple):
-    """A server. The service creates its table, a peer needs one, and the ceiling stores nothing."""
+    """A server. Its `kind` is "service", which creates its table, "peer", or "ceiling".
+
+    A peer needs a table. The ceiling stores nothing.
+    """
 
     title: str
     program: str | Path
@@ -42,14 +45,14 @@ def missing_packages(peers: bool) -> list[str]:
 
 
 def this_service() -> Server:
-    """Return the service of the working tree, started as in README.md. Compile SLOW_SYNC."""
+    """Install the service of the working tree, compile SLOW_SYNC, and return the service."""
     programs, source = install("service", ROOT), ROOT / "tests" / "support" / "sync.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", SLOW_SYNC, source, "-ldl"], check=True)
     return Server("this service", programs / "gunicorn", BIND, ROOT, "service")
 
 
 def service_of(commit: str) -> Server:
-    """Return the service as it is in a commit."""
+    """Install the service as it is in a commit, and return it."""
     shutil.rmtree(folder := BUILD / "against", ignore_errors=True)
     subprocess.run(["git", "clone", "-qs", ROOT, folder], check=True)
     subprocess.run(["git", "-C", folder, "checkout", "-q", commit], check=True)

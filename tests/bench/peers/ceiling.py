@@ -1,4 +1,4 @@
-"""The ceiling: Bottle reads the body and answers a constant. It has the service's settings."""
+"""The ceiling: Bottle reads the body and returns a constant, with the service's own settings."""
 
 import bottle
 

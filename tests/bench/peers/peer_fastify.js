@@ -1,4 +1,4 @@
-// Fastify and better-sqlite3, as their documentation shows them, with the same durability.
+// Fastify and better-sqlite3, as their documentation shows them. Each commit is synced, as by the service.
 // https://fastify.dev/docs/latest/ and https://github.com/WiseLibs/better-sqlite3
 // peer_fastify.js PORT runs as many processes as WEB_CONCURRENCY says.
 
@@ -16,7 +16,7 @@ function serve() {
   const insert = database.prepare("INSERT INTO plants VALUES (?, ?, ?) ON CONFLICT DO NOTHING");
   const app = require("fastify")({
     logger: true,
-    disableRequestLogging: true, // Fastify's own log has two lines a request.
+    disableRequestLogging: true, // Fastify's own log has two lines for each request.
     ajv: { customOptions: { coerceTypes: false } },
   });
   app.register(require("@fastify/bearer-auth"), { keys: [process.env.PLANTS_TOKENS] });

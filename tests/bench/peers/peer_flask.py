@@ -1,4 +1,4 @@
-"""Flask and Flask-SQLAlchemy, as its quick start shows them, with a token. Each commit is synced.
+"""Flask and Flask-SQLAlchemy, as its quick start shows them, with a token. Commits are synced.
 
 https://flask-sqlalchemy.readthedocs.io/en/stable/quickstart/
 """
