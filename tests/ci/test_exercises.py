@@ -15,13 +15,13 @@ from tests.support.server import ROOT
 COMMANDS = re.findall("`.venv/bin/pytest (docs/exercises/[^`]+)`", SENTENCES)
 # The third exercise goes on from the second.
 PATCHES = [["field"], ["read"], ["read", "read-postgresql"]]
-# The tests that README's command runs, as far as they look at plants.
+# Of the tests that README's command runs, those that look at plants.
 OTHERS = [f"tests/test_{name}.py" for name in ("app", "openapi", "plant", "sqlite", "storage")]
 
 
 @pytest.mark.parametrize(("exercise", "patches"), list(zip(COMMANDS, PATCHES, strict=True)))
 def test_an_exercise_is_solved_by_its_patches(tmp_path, exercise, patches):
-    """With them its tests and those of the service pass. Without them none of its own passes."""
+    """With its patches, its own tests and the service's pass. Without, none of its own passes."""
     shutil.copytree(ROOT, copy := tmp_path / "copy", ignore=IGNORED)
 
     def run(*arguments):
