@@ -1,4 +1,7 @@
-"""The HTTP interface on Bottle: POST /plants stores a plant. It knows no SQL and no environment."""
+"""The HTTP interface on Bottle: POST /plants stores a plant.
+
+It knows no SQL, and reads no environment variable.
+"""
 
 import contextlib
 import hashlib
@@ -23,7 +26,7 @@ BODY_LIMIT = 2**14  # Bytes. A worker that parses a body serves nobody else mean
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 404 may be long.
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
-# What clients read of an Unavailable, whose reason is only for the operator and the log.
+# Clients get this text for every Unavailable. The reason is for the operator, in the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
 COMMON_HEADERS = [
@@ -43,7 +46,7 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients that send one of the tokens."""
     app = App()
     app.config["storage"] = storage  # worker_exit() in gunicorn.conf.py closes it.
-    app.uninstall(True)  # Bottle's own plugins. Every route returns bytes, so none is needed.
+    app.uninstall(True)  # Bottle's own plugins are for dicts and templates. No route uses them.
     app.add_hook("before_request", require_http)
     # Compare digests, so that the time of a look-up reveals nothing about a token.
     digests = {hashlib.sha256(token.encode()).digest() for token in tokens}
@@ -73,10 +76,10 @@ def openapi() -> Any:
 
 
 class App(Bottle):
-    """A Bottle application whose responses all have a request id, and a line in the log."""
+    """A Bottle application that gives each request an id, logs it, and answers errors in JSON."""
 
     def wsgi(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer a request. Its id is the client's own if that is fit for a log, or else new."""
+        """Answer a request. Its id is the client's own if that is fit for a log, or a new one."""
         began, request_id = time.monotonic(), environ.get("HTTP_X_REQUEST_ID", "")
         if not REQUEST_ID.fullmatch(request_id):
             request_id = os.urandom(16).hex()
@@ -91,7 +94,7 @@ class App(Bottle):
         return body
 
     def default_error_handler(self, error: HTTPError) -> bytes:
-        """Return the body of an error response, an Error, and note the reason for the log."""
+        """Return the body of an error (schemas/error.json), and note the reason for the log."""
         message, reason = str(error.body), None
         if error.status_code == 404:
             path = request.environ["PATH_INFO"]  # request.path would make one slash of two.
@@ -101,12 +104,12 @@ class App(Bottle):
             error.headers["Allow"] = ", ".join(methods)
             message = f"method not allowed; use {', '.join(methods[:-1])} or {methods[-1]}"
             if request.method == "OPTIONS":
-                # It asks for the methods of a path (RFC 9110, 9.3.7), or is a preflight, by which a
-                # browser asks if a page of another origin may send a token. No route has this
-                # method, so Bottle raises a 405 that names the others. Make it a 204.
+                # OPTIONS asks for the methods of a path (RFC 9110, 9.3.7). A browser also sends it
+                # as a preflight, to ask if a page of another origin may send a token. No route has
+                # this method, so Bottle raises a 405 that names the others. Make a 204 of it.
                 response.status = 204
                 response.headers["Access-Control-Allow-Methods"] = error.headers["Allow"]
-                # The asterisk stands for every header but this one (fetch.spec.whatwg.org).
+                # The asterisk does not stand for Authorization (fetch.spec.whatwg.org).
                 response.headers["Access-Control-Allow-Headers"] = "Authorization, *"
                 return b""
         elif error.status_code == 500:
@@ -126,7 +129,7 @@ def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_i
     ends with the members of environ["plants.log"]: `token` and, from 400 on, `reason`.
     """
     # A line must fit into 4,096 bytes, or lines of several workers mix in a pipe. So `request` has
-    # at most 500 characters of one byte, and `reason` 250, of which JSON may make 12 bytes each.
+    # at most 500 characters of one byte, and `reason` at most 250 of up to 12 bytes in JSON.
     if sys.stdout is None or (status == 200 and environ["PATH_INFO"] in ("/healthz", "/livez")):
         return
     line = {
@@ -169,7 +172,7 @@ def check_health(storage: Storage) -> bytes:
 
 
 def require_http() -> None:
-    """Raise HTTPError for what worker.py refused, or without exactly one Host (RFC 9112, 3.2)."""
+    """Raise HTTPError if worker.py refused the request, or without one Host (RFC 9112, 3.2)."""
     environ = request.environ
     if refusal := environ.get("plants.refusal"):  # A status and a message.
         raise HTTPError(*refusal)
@@ -195,10 +198,10 @@ def require_token(digests: set[bytes], callback: Callable[..., Any], **arguments
 
 
 def read_body(environ: Mapping[str, Any]) -> bytes:
-    """Return the whole body, but read no further (PEP 3333).
+    """Return the whole body, and read no further (PEP 3333).
 
-    Raises HTTPError 415 unless it is declared to be plain JSON (RFC 9110, 8.3 and 8.4), or 413,
-    408 or 400.
+    Raises HTTPError: 415 unless the headers declare plain JSON (RFC 9110, 8.3 and 8.4), 413 if the
+    body is too long, 408 if it is incomplete or too slow, and 400 if its chunks are not valid.
     """
     if environ.get("CONTENT_TYPE", "").lower().partition(";")[0].strip() != "application/json":
         raise HTTPError(415, "Content-Type must be application/json")

@@ -14,7 +14,7 @@ from referencing import Registry
 
 TYPES = {bool: "a boolean", str: "a string", list: "an array", dict: "an object", int: "a number"}
 TYPES |= {type(None): "null", Decimal: "a number"}
-# What a message says for a keyword of JSON Schema, before its value.
+# The words in a message for a keyword of JSON Schema. The keyword's value follows them.
 RULES = {"minimum": "be at least", "maximum": "be at most", "enum": "be one of"}
 
 
@@ -26,7 +26,7 @@ class Plant(NamedTuple):
     tag: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON object of the shape Plant in schemas/plant.json: without id, or no tag."""
+        """Return the plant as in schemas/plant.json: without its id, and without a tag of None."""
         members = self._asdict().items()
         return {name: value for name, value in members if name != "id" and value is not None}
 
@@ -65,7 +65,8 @@ def _decode(body: bytes) -> Any:
         mistake = "has an escaped half of a surrogate pair"
     except json.JSONDecodeError as error:
         mistake = f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-    # int() raises ValueError above 4,300 digits, and Decimal has no room for a longer exponent.
+    # int() raises ValueError for more than 4,300 digits. Decimal() raises an ArithmeticError for an
+    # exponent beyond some 10**18.
     except (RecursionError, ValueError, ArithmeticError):
         mistake = "is nested too deeply, or has a number with too many digits"
     raise InvalidPlant(f"the body {mistake}")
@@ -111,9 +112,9 @@ def _find_mistakes(value: Any) -> str:
             mistakes[place] = _explain_type(rule, error.instance)
         else:
             words = RULES.get(keyword, f"match the {keyword}")
-            # People understand the name of this pattern better.
+            # People understand these words better than the pattern.
             text = "not contain NUL" if rule == r"^[^\x00]*$" else f"{words} {json.dumps(rule)}"
-            # A wrong type says more than any other mistake.
+            # If there is a message about a wrong type, keep it: it says more than any other.
             mistakes.setdefault(place, f"must {text}")
     return "; ".join(f"{place}: {mistake}" for place, mistake in sorted(mistakes.items()))
 

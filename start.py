@@ -1,6 +1,7 @@
-"""The wiring: makes a storage and an application of what the environment says.
+"""The wiring: makes a storage and an application from the environment variables.
 
-gunicorn.conf.py runs it once before the workers. `python start.py` checks the settings by hand.
+gunicorn.conf.py runs this file once, before the workers start. Then each worker calls get_app().
+`python start.py` checks the settings by hand.
 """
 
 import os
@@ -37,8 +38,8 @@ def get_storage(url: str) -> Storage:
     if re.fullmatch(r"sqlite:///(?!:memory:)[^?]+", url):
         path = unquote(url.removeprefix("sqlite:///"))
         if space and os.path.exists(path + space):
-            # Versions that did not ignore white space have made this file. Its plants would seem to
-            # be gone.
+            # An earlier version, which did not ignore white space, made this file. If we created
+            # another one without it, the plants would seem to be gone.
             new = shlex.quote(path)
             old = new + "[[:space:]]" * len(space)
             raise ValueError(
@@ -70,7 +71,10 @@ def read_tokens() -> list[str]:
 
 
 def main() -> None:
-    """Open or create the database, and say where it is; exit with 1 if that can't succeed."""
+    """Open or create the database, and say where it is.
+
+    Exit with 1 if a setting is wrong, or if a SQLite file can't be used.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback.
     try:
         storage = get_app().config["storage"]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plant import Plant
 
-# How the time limits fit into each other: each one ends before the one around it, so that a request
-# learns the reason from the inside.
+# The time limits, the outermost first. An inner one ends before those around it, so that the log
+# has its reason, which says more than theirs.
 #   10 s   a request waits for its plant to be stored (below). A health check waits 1.5 s (app.py),
 #          and the check at the start 3 s (start.py).
 #    8 s   a batch takes on a server, connecting included (engines/postgresql.py).
@@ -50,7 +50,7 @@ class Engine(abc.ABC):
         """Call `store` so that waiting for this database stops no other request.
 
         If need be, keep other processes of the service from writing meanwhile. Raises what `store`
-        raises, or Unavailable if its turn does not come or it takes too long.
+        raises, or Unavailable if it can't get a turn or takes too long.
         """
 
     @abc.abstractmethod
@@ -160,7 +160,7 @@ class Storage:
             self.engine.run(self.engine.close)
 
     def _store_batch(self) -> None:
-        """Store what is queued as one batch. The engine calls this once no other process writes."""
+        """Store what is queued as one batch. run() of the engine calls this when it is our turn."""
         self._take()
         self._store(self._batch)
 
@@ -207,7 +207,7 @@ class Storage:
         """Let the batch fail, except for plants whose outcome is already known."""
         self._proven_until = 0.0
         if not self._batch:
-            # It failed before it was taken from the queue: everything that is queued fails.
+            # It failed before it was taken from the queue. Fail what would be in it now.
             self._take()
         for entry in self._batch:
             if entry.failure is BUSY:

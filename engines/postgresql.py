@@ -73,7 +73,7 @@ class PostgreSQLEngine(Engine):
             failure, was_lost = translate(error), previous is not None and previous.closed
             if type(failure) is Unavailable:
                 self.close()
-                if was_lost:  # The server may have been restarted: try once more, on a new one.
+                if was_lost:  # The server may have been restarted. Try once more, and connect anew.
                     return self.insert(plants, lock_limit)
             raise failure from None
         except BaseException as error:
@@ -121,7 +121,8 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     code = f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
     if error.diag.source_function in RAISES or isinstance(error, PLANT_ERRORS):
         return Rejected(code)
-    # A context tells of a function, as of a trigger, which can put a plant into any message.
+    # An error with a context comes from a function, such as a trigger's. Any text can be in its
+    # message, even a plant.
     reason = code if error.diag.context else str(error).partition("\n")[0]
     # A policy that refuses one plant, and a missing GRANT, which concerns all of them, have the
     # same SQLSTATE. So a plant that is refused alone is not rejected for good.
@@ -160,7 +161,7 @@ def parse_url(url: str) -> dict[str, Any]:
 def require_possible_values(given: Mapping[str, Any], hosts: int) -> None:
     """Raise ValueError if libpq or psycopg can never accept a value. Sends nothing."""
     # They check most values only when they connect. So connect to a multicast address, which the
-    # system refuses to TCP at once. A service is named in a file, which may appear later.
+    # system refuses to TCP at once. Leave out a service: the file that defines it may appear later.
     trial = {**given, "hostaddr": ",".join(["224.0.0.1"] * hosts), "service": None}
     try:
         psycopg.connect(**trial).close()

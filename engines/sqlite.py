@@ -31,7 +31,7 @@ PREPARE = f"""
     COMMIT"""
 # A plant that equals the stored one is written once more, so that the sync covers it, too. There is
 # no RETURNING: a cursor that is read halfway keeps its transaction open, and all later plants would
-# be acknowledged, but lost. Without rows to fetch, the commit is part of the one step.
+# be acknowledged, but lost. Without rows to fetch, execute() returns after the commit.
 INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
     DO UPDATE SET id = plants.id WHERE name = excluded.name AND tag IS excluded.tag"""
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
@@ -150,7 +150,7 @@ class SQLiteEngine(Engine):
 
 
 def file_ids(path: str) -> list[tuple[int, int]]:
-    """Return device and inode of the file, its -wal and its -shm; nothing if one is missing."""
+    """Return device and inode of the file, its -wal and its -shm, or [] if one is missing."""
     with contextlib.suppress(FileNotFoundError):
         found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
         return [(each.st_dev, each.st_ino) for each in found]
