@@ -43,8 +43,8 @@ def get_storage(url: str) -> Storage:
             new = shlex.quote(path)
             old = new + "[[:space:]]" * len(space)
             raise ValueError(
-                "the name of the SQLite file ends in white space, which DATABASE_URL is now used "
-                "without; stop the service and rename the file, and its -wal if there is one: "
+                "the name of the SQLite file ends in white space, which is now ignored in "
+                "DATABASE_URL; stop the service and rename the file, and its -wal if there is one: "
                 f"test ! -e {new} && mv {old} {new} && mv {old}-wal {new}-wal"
             )
         return Storage(SQLiteEngine(path))

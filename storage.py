@@ -73,7 +73,7 @@ class Engine(abc.ABC):
 
 BUSY = Unavailable("the storage is busy or hangs")  # an entry's outcome until the writer sets one
 DIFFERENT = Conflict("id: already used by a different plant, which was not changed")
-IGNORED = Rejected("it was not stored: a trigger keeps it out")
+IGNORED = Rejected("the plant was not stored: a trigger keeps it out")
 
 
 class Entry:

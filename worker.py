@@ -29,7 +29,7 @@ LINGER_TIMEOUT = 3.0
 # sent nor logged: it may quote a malformed header that contains a token.
 REFUSALS = {
     "ExpectationFailed": (417, "Expect must be 100-continue or left out"),
-    "LimitRequestHeaders": (431, "the head of the request is too long"),
+    "LimitRequestHeaders": (431, "the head of the request is too long, or has more than 64 lines"),
     "LimitRequestLine": (414, "the first line of the request is too long"),
     "UnsupportedTransferCoding": (501, "Transfer-Encoding must be chunked or left out"),
 }

@@ -114,7 +114,7 @@ REASONS = {  # The reasons in the log, by the tag of the plant.
     "raises": "RaiseException (P0001, None)",
     "own": "ProgrammingError (PT400, None)",
     "asserts": "AssertFailure (P0004, None)",
-    "ignored": "it was not stored",
+    "ignored": "the plant was not stored",
 }
 
 
