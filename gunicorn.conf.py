@@ -28,6 +28,8 @@ def on_starting(server: Any) -> None:
     """Check the settings and open the database. Exit with one line if that fails."""
     if server.cfg.preload_app:  # No worker class works with it.
         sys.exit("--preload is not supported: the thread that stores plants would stay behind")
+    if not server.cfg.workers:
+        sys.exit("WEB_CONCURRENCY and --workers must not be 0")
     for name, value in SUPPORTED.items():
         if server.cfg.worker_class_str == worker_class and getattr(server.cfg, name) != value:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
@@ -81,7 +83,7 @@ os.environ.setdefault("PLANTS_TOKENS", new_token)  # One token for all workers.
 
 wsgi_app = "start:get_app()"
 worker_class = "worker.Worker"
-workers = int(os.environ.get("WEB_CONCURRENCY", "2")) or sys.exit("WEB_CONCURRENCY must not be 0")
+workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 # Clients send far fewer headers. Each one costs time.
 limit_request_fields = 64
 # Seconds. Longer than Caddy's 120, or Caddy would sometimes use a connection that was just closed.
