@@ -81,7 +81,7 @@ def main() -> None:
         storage.check(3.0)  # seconds
         storage.close()
         report = f"plants are stored in {storage.engine.description}"
-    except ValueError as error:  # raised by get_app()
+    except ValueError as error:  # from get_app(), or a host's name is too long for DNS
         sys.exit(str(error))
     except (Rejected, Unavailable) as error:
         report = f"plants can't be stored in {storage.engine.description}: {error}"

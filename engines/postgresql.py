@@ -76,11 +76,9 @@ class PostgreSQLEngine(Engine):
                 if was_lost:  # The server may have been restarted. Try once more, and connect anew.
                     return self.insert(plants, lock_limit)
             raise failure from None
-        except BaseException as error:
+        except BaseException:
             # An error of ours or a timeout: nobody knows what the connection is still doing.
             self.close()
-            if isinstance(error, UnicodeError):  # The name of a host is too long for DNS.
-                raise Unavailable(str(error)) from None
             raise
 
     def close(self) -> None:
