@@ -134,9 +134,9 @@ class Storage:
             # Withdraw it. If it is no longer in the queue, the writer is storing it.
             with contextlib.suppress(ValueError):
                 self._queue.remove(entry)
-        if entry.failure:
+        if failure := entry.failure:  # Read once: the writer may just be setting it.
             # Raise a copy: the batch shares one exception, and every raise lengthens its traceback.
-            raise copy.copy(entry.failure) from entry.failure
+            raise copy.copy(failure) from failure
 
     def _write(self) -> None:
         """Be the writer: store one batch after the other, and wake the requests that wait for it.
