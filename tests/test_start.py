@@ -123,11 +123,15 @@ def test_a_file_whose_name_ends_in_white_space_is_renamed_by_the_command_of_the_
 
 
 def test_the_start_finds_its_modules_with_a_safe_path(serve, tmp_path):
-    """With PYTHONSAFEPATH, Python leaves out the folder of a script."""
+    """With PYTHONSAFEPATH, Python leaves out the folder of a script.
+
+    If root runs the start by hand, it leaves no -wal and no -shm that only root can write.
+    """
     command = ["env", "-C", str(tmp_path), sys.executable, str(ROOT / "start.py")]
     server = serve(command=command, PYTHONSAFEPATH="1")
     assert server.wait() == 0
     assert "plants are stored in SQLite" in server.err
+    assert {each.name for each in tmp_path.glob("*.db*")} == {"plants.db", "plants.db-lock"}
 
 
 def test_ctrl_c_while_the_start_waits_prints_no_traceback(serve):
