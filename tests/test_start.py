@@ -78,6 +78,7 @@ WRONG_URLS = {  # A URL, and a part of the message about it.
     "postgresql://u@h/d?keepalives_idle=SECRET": 'value for connection option "keepalives_idle"$',
     "postgresql://u@h/d?target_session_attrs=SECRET": "invalid target_session_attrs value$",
     "postgresql://h1:1,h2:2/d?host=h1,h2,h3": "could not match 2 port numbers to 3 hosts$",
+    "postgresql://h1,h2/d?hostaddr=127.0.0.1": "match 2 host names with 1 hostaddr values$",
 }
 
 
