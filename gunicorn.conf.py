@@ -42,10 +42,7 @@ def on_starting(server: Any) -> None:
         if subprocess.call([sys.executable, START], preexec_fn=become):
             sys.exit(1)
     except (OSError, subprocess.SubprocessError):
-        user = (
-            f"--user and --group: only root can set them, for a user who can run {sys.executable}"
-        )
-        sys.exit(user)
+        sys.exit(f"--user and --group: only root sets them, for users who can run {sys.executable}")
 
 
 def when_ready(server: Any) -> None:
