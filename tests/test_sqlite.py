@@ -187,6 +187,15 @@ def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
             use()
 
 
+def test_no_process_opens_a_file_that_another_one_has_open_with_a_deleted_shm(
+    engine, serve, database
+):
+    """The two would overwrite what the other one writes: plants that got a 200 would be lost."""
+    engine.insert([ONE], 100)
+    os.remove(f"{database}-shm")
+    fails_with(serve(command=[sys.executable, "start.py"]), "plants can't be stored")
+
+
 def test_opening_the_file_copies_the_wal_into_it(engine, database, tmp_path):
     """A process that was killed may leave plants in the WAL that no later sync covers."""
     execute(database, SCHEMA)
