@@ -28,8 +28,8 @@ def on_starting(server: Any) -> None:
     """Check the settings and open the database. Exit with one line if that fails."""
     if server.cfg.preload_app:  # No worker class works with it.
         sys.exit("--preload is not supported: the thread that stores plants would stay behind")
-    if not server.cfg.workers:
-        sys.exit("WEB_CONCURRENCY and --workers must not be 0")
+    if 0 in (server.cfg.workers, server.cfg.worker_connections):  # Nobody would be answered.
+        sys.exit("--worker-connections, --workers and WEB_CONCURRENCY must not be 0")
     for name, value in SUPPORTED.items():
         if server.cfg.worker_class_str == worker_class and getattr(server.cfg, name) != value:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")

@@ -109,9 +109,11 @@ class SQLiteEngine(Engine):
         # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
-        # Was the -shm deleted while others have the file open? With two, they would destroy it.
+        # If the -shm was deleted while another process has the file open, that one has an index of
+        # its own, and the two would destroy the file. The other one holds a lock on these bytes
+        # (sqlite.org/src/file/src/os.h, SHARED_FIRST and SHARED_SIZE).
         if os.path.exists(f"{self._path}-wal") and not os.path.exists(f"{self._path}-shm"):
-            with open(self._path, "rb+") as file:  # Who has it open holds a lock on these bytes.
+            with translate_errors(f"{self._path} {GONE}"), open(self._path, "rb+") as file:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
         before = os.stat(self._path)
         url = f"{Path(self._path).as_uri()}?mode=rw"

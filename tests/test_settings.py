@@ -26,7 +26,8 @@ OTHER_PROTOCOLS = {
     "--protocol=uwsgi": "--protocol is not supported",
     "--http-parser=fast": "--http-parser is not supported",
     "--http2-cleartext=upgrade": "--http2-cleartext is not supported",
-    "--workers=0": "--workers must not be 0",
+    "--workers=0": "--workers and WEB_CONCURRENCY must not be 0",
+    "--worker-connections=0": "--worker-connections, .* must not be 0",
     "--preload": "--preload is not supported: the thread that stores plants would stay behind",
 }
 

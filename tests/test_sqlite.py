@@ -193,7 +193,7 @@ def test_no_process_opens_a_file_that_another_one_has_open_with_a_deleted_shm(
     """The two would overwrite what the other one writes: plants that got a 200 would be lost."""
     engine.insert([ONE], 100)
     os.remove(f"{database}-shm")
-    fails_with(serve(command=[sys.executable, "start.py"]), "plants can't be stored")
+    fails_with(serve(command=[sys.executable, "start.py"]), "deleted or replaced; do not restart")
 
 
 def test_opening_the_file_copies_the_wal_into_it(engine, database, tmp_path):
