@@ -200,6 +200,14 @@ def test_a_new_client_replaces_the_one_that_has_kept_the_worker_waiting_longest(
         assert statuses(response) == [STORED] and CLOSE not in response
 
 
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_new_client_replaces_another_one_however_few_connections_are_allowed(serve, send, count):
+    server = serve(PATIENT, f"--worker-connections={count}", WEB_CONCURRENCY="1")
+    silent = [send(server) for _ in range(count)]
+    assert server.request("GET", "/nowhere")[0] == 404
+    wait_until(lambda: any(map(is_closed, silent)))
+
+
 # What late clients have sent. True says that only the body is incomplete, so the client gets a 408.
 LATE = {
     b"": False,
