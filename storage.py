@@ -187,7 +187,7 @@ class Storage:
                 for entry in entries:
                     entry.failure = copy.copy(error)
             return
-        # If every plant is a conflict, nothing was written, and that proves nothing.
+        # If every plant is a conflict, maybe nothing was written, and that proves nothing.
         has_written = not plants or any(stored.get(each) == plants[each] for each in plants)
         if has_written:
             self._proven_until = time.monotonic() + 1
