@@ -13,7 +13,16 @@ import sys
 import pytest
 
 from start import get_storage
-from tests.support.server import HERE, PATIENT, ROOT, STORED, fails_with, free_port, wait_until
+from tests.support.server import (
+    HERE,
+    PATIENT,
+    ROOT,
+    SHORT,
+    STORED,
+    fails_with,
+    free_port,
+    wait_until,
+)
 from tests.support.storage import locked
 from tests.support.wire import HEAD, MONSTERA
 
@@ -145,13 +154,15 @@ def test_ctrl_c_while_the_start_waits_prints_no_traceback(serve):
             assert server.wait() == -signal.SIGINT and not server.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT, signal.SIGINT])
-def test_a_worker_that_is_starting_ends_at_once(serve, number):
+def test_a_worker_that_is_starting_ends_at_once(serve):
     """It has no signal handlers of its own yet, and those of the master would lose a signal."""
-    server = serve("--worker-class=tests.support.workers.Starting", "--graceful-timeout=600")
-    wait_until(lambda: server.err.count("this worker is starting") == 2)
-    server.process.send_signal(number)
-    assert server.wait() == 0
+    options = ["--worker-class=tests.support.workers.Starting", "--graceful-timeout=600"]
+    numbers = signal.SIGTERM, signal.SIGQUIT, signal.SIGINT
+    servers = {number: serve(*options, WEB_CONCURRENCY="1") for number in numbers}
+    for number, server in servers.items():
+        wait_until(lambda server=server: "this worker is starting" in server.err)
+        server.process.send_signal(number)
+        assert server.wait() == 0
 
 
 def test_a_worker_that_can_not_load_the_application_ends_the_service_without_a_traceback(serve):
@@ -165,15 +176,12 @@ def test_a_worker_that_can_not_load_the_application_ends_the_service_without_a_t
 def test_a_stop_prints_nothing_but_gunicorns_own_lines(serve, database):
     """All processes get Ctrl+C at once. One of the services waits for a server that is away."""
     away = f"postgresql://user:secret-word@127.0.0.1:{free_port()}/plants"
-    options = {"WEB_CONCURRENCY": "1"}
-    for server, status, words in (
-        (serve(**options), 200, f"plants are stored in SQLite .* in {database}, which is new"),
-        (
-            serve(**options, DATABASE_URL=away),
-            503,
-            "plants can't be stored in PostgreSQL: .*; starting anyway, answering 503 until it can",
-        ),
-    ):
+    here, one = serve(SHORT, WEB_CONCURRENCY="1"), {"WEB_CONCURRENCY": "1", "DATABASE_URL": away}
+    stored = f"plants are stored in SQLite .* in {database}, which is new"
+    waiting = (
+        "plants can't be stored in PostgreSQL: .*; starting anyway, answering 503 until it can"
+    )
+    for server, status, words in ((here, 200, stored), (serve(SHORT, **one), 503, waiting)):
         assert server.health() == status
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.wait() == 0
