@@ -42,7 +42,7 @@ def on_starting(server: Any) -> None:
         if subprocess.call([sys.executable, START], preexec_fn=become):
             sys.exit(1)
     except (OSError, subprocess.SubprocessError):
-        sys.exit(f"--user and --group: only root sets them, for users who can run {sys.executable}")
+        sys.exit(f"--user, --group: start as root, and name a user who can run {sys.executable}")
 
 
 def when_ready(server: Any) -> None:

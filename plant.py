@@ -83,7 +83,9 @@ def _unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse_number(text: str) -> int | Decimal:
     """Return an int if the number is integral and exact, as 1.0 and 1e3 are, or else a Decimal.
 
-    To JSON Schema, 1.0 is an integer (draft 2019-09, "Validation", section 6.1.1).
+    The decoder calls this only for a number with a fraction or an exponent. It makes an int of
+    plain digits by itself, however large. To JSON Schema, 1.0 is an integer (draft 2019-09,
+    "Validation", section 6.1.1).
     """
     number = Decimal(text)
     # Beyond 2**53, a client may have rounded another number to this one (RFC 7493 section 2.2).

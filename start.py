@@ -87,7 +87,7 @@ def main() -> None:
         report = f"plants can't be stored in {storage.engine.description}: {error}"
         if isinstance(storage.engine, SQLiteEngine):
             sys.exit(report)
-        # A server may come back by itself, and is the only thing that a start waits for.
+        # A server may come back by itself, so start anyway. A file needs the operator.
         report += "; starting anyway, answering 503 until it can"
     print(report, file=sys.stderr)
 

@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plant import Plant
 
-# The time limits, the outermost first. An inner one ends before those around it, so that the log
-# has its reason, which says more than theirs.
+# The time limits, the outermost first. An inner limit expires before the ones around it, so that
+# the log names the cause, such as a lock, and not only "the storage is busy or hangs".
 #   10 s   a request waits for its plant to be stored (below). A health check waits 1.5 s (app.py),
 #          and the check at the start 3 s (start.py).
 #    8 s   a batch takes on a server, connecting included (engines/postgresql.py).
 #    5 s   sqlite3 waits for a lock that another program holds, its own default. Our workers
 #          take turns by flock, which has no limit, so in that queue the 10 s apply.
 #    4 s   a server works on one statement (engines/postgresql.py).
-#    2 s   an address takes to let us connect (engines/postgresql.py), so three of four may be dead.
+#    2 s   an address takes to let us connect (engines/postgresql.py). If a server's name has four
+#          addresses and three of them are dead, that fits into the 8 s.
 ADD_LIMIT = 10.0  # seconds
 BATCH_LIMIT = 200  # plants; the commit of a larger batch would keep other requests waiting
 LOCK_LIMIT, PART_LOCK_LIMIT = 100, 1  # milliseconds that a batch, or a part of one, waits for a row
@@ -58,9 +59,10 @@ class Engine(abc.ABC):
         """Store all plants whose id is new, or none; return the stored plant for each id.
 
         The plants are sorted by id, and no two have the same. Those that are new and those that
-        equal the stored ones are written, and are durable when this returns. Without plants, read
-        the end of the table, where the next plant would go, and write something as durably, to find
-        out whether plants could be stored.
+        equal the stored ones are written, and are durable when this returns.
+
+        Without plants, this is a health check: read the end of the table, where the next plant
+        would go, and commit a small write that is as durable as a plant's.
 
         Raises Unavailable. If one of the plants may be at fault, raises Rejected, or Locked after
         `lock_limit` milliseconds.
@@ -198,8 +200,9 @@ class Storage:
                 entry.failure = DIFFERENT if found else IGNORED
             elif has_written and (not plant or plant == plants[plant.id]):
                 entry.failure = None
-        # What is left is a health check among conflicts; or a plant that equals the stored one, but
-        # was not written, as a different plant with the same id came first.
+        # Two kinds of entries have no outcome yet. One is a health check in a batch that stored no
+        # plant. The other is a plant that equals the stored one, but of whose id another plant was
+        # in the batch, so it was not written. Each of them needs a write of its own.
         if unproven := [entry for entry in entries if entry.failure is BUSY]:
             self._store(unproven, lock_limit)
 

@@ -85,8 +85,8 @@ class Worker(GeventWorker):
         for connection in list(self.connections):
             if now > connection.waiting_since + min(connection.limit, longest):
                 connection.abort()
-        # Accept few connections each round, so that other workers get some; accept more when there
-        # are many clients, since rounds take longer then.
+        # In each round of the event loop, accept few connections, so that other workers get some;
+        # accept more when there are many clients, since a round takes longer then.
         for server in self.servers:
             server.max_accept = 1 + len(self.connections) // 4
 
@@ -181,7 +181,7 @@ class Connection:
     """
 
     def __init__(self, sock: Any, limit: float) -> None:
-        """Wait `limit` seconds for the first request to begin."""
+        """Give the client `limit` seconds until its first request begins."""
         self._sock = sock
         self.is_done = False  # Nothing more is read: the client has ended, or was aborted.
         self.is_sending = False
@@ -189,7 +189,7 @@ class Connection:
         self.expect_request(limit)
 
     def expect_request(self, limit: float) -> None:
-        """Wait `limit` seconds for the next request to begin."""
+        """Start the clock: give the client `limit` seconds until its next request begins."""
         self.has_begun, self._bytes_left = False, MAX_REQUEST_BYTES
         self.waiting_since, self.limit = time.monotonic(), limit
 

@@ -60,12 +60,12 @@ def copy(number: int) -> None:
     try:
         plant = damaged.execute(query, [number]).fetchone()
         rescued.execute("INSERT INTO plants VALUES (?, ?, ?) ON CONFLICT DO NOTHING", plant)
-    except sqlite3.Error:
-        print(f"ids {number} to {number} can't be read")
+    except sqlite3.Error as error:
+        print(f"ids {number} to {number} can't be read or copied: {error}")
 
 
 def find_last_ids() -> Iterator[int]:
-    """Yield the last id of each page of plants, which the interior pages of the table list.
+    """Yield the last id of each page of plants. The interior pages of the table contain these.
 
     Interior pages have the type 5 (sqlite.org/fileformat2.html, section 1.6).
     """

@@ -17,10 +17,10 @@ from storage import Engine, Locked, Rejected, Unavailable
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
 # ClientCursor puts the values into the text, so this is one message and one transaction, even
-# behind a pooler. The settings replace whatever a role, a database or a neighbour has set. The
-# isolation level has to be the first of them. At a higher one, rivals for one id would fail each
-# other. A row that is there gets an UPDATE that changes nothing: a commit that wrote nothing would
-# not wait for the standbys, which may lack the row.
+# behind a pooler. The settings replace those of the role, of the database, and of other clients of
+# the pooler. The isolation level has to be the first of them: at a higher one, transactions that
+# insert the same id at once would fail. A row that is there already gets an UPDATE that changes
+# nothing: a commit that wrote nothing would not wait for the standbys, which may lack the row.
 INSERT = f"""
     SET LOCAL transaction_isolation = 'read committed';
     SET LOCAL synchronous_commit = on;
@@ -30,9 +30,9 @@ INSERT = f"""
     INSERT INTO plants ({COLUMNS})
     SELECT {COLUMNS} FROM json_to_recordset(%s::json) AS plant (id int8, name text, tag text)
     ON CONFLICT (id) DO UPDATE SET name = plants.name RETURNING {COLUMNS}"""
-# An INSERT of no row needs the same rights. The SELECT reads the end of the table, where the next
-# plant goes. The message is a record that nobody reads and that locks nothing, but its commit waits
-# as that of a plant does.
+# The INSERT, of no rows, fails if the role may not insert plants. The SELECT reads the end of the
+# table, where the next plant goes. The message is a record in the log of PostgreSQL that nobody
+# reads and that locks nothing, but its commit waits for the standbys, as a plant's does.
 TRY_A_WRITE = f"""{INSERT};
     SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     SELECT pg_logical_emit_message(true, 'plants', '')"""
@@ -95,7 +95,7 @@ class PostgreSQLEngine(Engine):
             **self._server, autocommit=True, cursor_factory=psycopg.ClientCursor
         )
         connection.add_notice_handler(self._note)
-        self._is_replicated = True  # until a commit has not waited for the standbys
+        self._is_replicated = True  # False once a commit gave up waiting for the standbys
         try:
             if connection.execute("SELECT to_regclass('plants')").fetchone() == (None,):
                 # Several processes may create it at once: all but the first one fail.
@@ -123,7 +123,8 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     # message, even a plant.
     reason = code if error.diag.context else str(error).partition("\n")[0]
     # A policy that refuses one plant, and a missing GRANT, which concerns all of them, have the
-    # same SQLSTATE. So a plant that is refused alone is not rejected for good.
+    # same SQLSTATE. So treat both like a lock: each half of the batch is stored alone, and the
+    # plants that are refused get a 503, not a 400 that says that retrying will not help.
     is_locked = isinstance(error, errors.LockNotAvailable | errors.InsufficientPrivilege)
     return Locked(reason) if is_locked else Unavailable(reason)
 

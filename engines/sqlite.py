@@ -24,7 +24,7 @@ TRY_A_WRITE = f"""SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
 # Without fullfsync, macOS leaves synced data in the drive's volatile memory.
 PREPARE = f"""
     PRAGMA synchronous = FULL; PRAGMA fullfsync = ON;
-    PRAGMA journal_size_limit = {2**23};  -- bytes of plants.db-wal that stay once it was larger
+    PRAGMA journal_size_limit = {2**23};  -- bytes, to which SQLite cuts a larger plants.db-wal
     BEGIN IMMEDIATE;
     CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;
     {TRY_A_WRITE}; PRAGMA user_version = 1;
@@ -113,7 +113,7 @@ class SQLiteEngine(Engine):
         # its own, and the two would destroy the file. The other one holds a lock on these bytes
         # (sqlite.org/src/file/src/os.h, SHARED_FIRST and SHARED_SIZE).
         if os.path.exists(f"{self._path}-wal") and not os.path.exists(f"{self._path}-shm"):
-            with translate_errors(f"{self._path} {GONE}"), open(self._path, "rb+") as file:
+            with open(self._path, "rb+") as file, translate_errors(f"{self._path}-shm {GONE}"):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
         before = os.stat(self._path)
         url = f"{Path(self._path).as_uri()}?mode=rw"

@@ -154,7 +154,7 @@ def test_a_failure_that_is_no_plants_fault_fails_its_batch_and_no_other(
 
 
 def test_a_request_that_gives_up_leaves_the_queue(memory, engine, monkeypatch):
-    """Its plant is not stored later, unless the writer already waits for a disk that hangs."""
+    """Its plant is not stored later, even if the writer waits for a disk that hangs meanwhile."""
     disk = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr("storage.ADD_LIMIT", 0.05)
@@ -174,7 +174,7 @@ def test_a_request_that_gives_up_leaves_the_queue(memory, engine, monkeypatch):
 @pytest.mark.parametrize("failure", [None, FULL, *FAULTS.values()])
 @pytest.mark.parametrize("name", ["n", *FAULTS, None])
 def test_a_health_check_succeeds_if_plants_can_be_stored(memory, engine, name, failure):
-    """A plant that is stored proves it. If all plants are at fault, the check writes itself."""
+    """A plant that is stored proves it. If all plants are at fault, the check makes a write."""
     batch, fault, writes = plants(1, name=name) if name else [], FAULTS.get(name), name != "n"
     engine.before_check = Mock(side_effect=failure)
     outcomes = kinds(queue_together(memory, *batch, *[None] * 5))
@@ -186,7 +186,7 @@ def test_a_health_check_succeeds_if_plants_can_be_stored(memory, engine, name, f
 
 @pytest.mark.parametrize("failure", [None, FULL])
 def test_conflicts_prove_nothing_to_a_health_check(memory, engine, failure):
-    """If every plant of a batch is a conflict, nothing was written. So the check writes itself."""
+    """If every plant of a batch is a conflict, nothing was written, and the check makes a write."""
     memory.add(ZERO)
     engine.now += 2
     engine.before_check = Mock(side_effect=failure)
@@ -230,7 +230,7 @@ def test_a_write_proves_health_for_a_second_unless_a_batch_fails(memory, engine,
 
 
 def test_many_threads_of_many_processes_store_every_plant(url, stored):
-    """One of them has to create the table. Of the plants with one id, exactly one is a success."""
+    """One of them creates the table. Of different plants with one id, exactly one is stored."""
 
     def work(process: int) -> None:
         name, told = f"{process}", []

@@ -104,7 +104,7 @@ def test_a_404_repeats_the_path_in_utf_8(server):
 
 
 def test_a_bug_in_the_application_ends_one_connection_and_is_logged(tmp_path):
-    """Server fails at its end, since it finds the traceback that the worker has logged."""
+    """When the `with` block ends, Server finds the traceback in the log, and raises."""
     options = "--worker-class=tests.support.workers.Failing"
     logged = pytest.raises(AssertionError, match=r"(?s)which is a bug\n.*\nZeroDivisionError")
     with logged, Server(tmp_path, options, WEB_CONCURRENCY="1") as server:
@@ -308,9 +308,10 @@ def test_a_stop_under_load_answers_every_request_that_has_begun(serve, database,
 def test_a_worker_that_ends_answers_the_requests_on_connections_that_it_has_just_accepted(
     serve, send
 ):
-    """The first of the requests that arrive together is the last one that this worker may serve.
+    """The first of the requests that arrive together reaches --max-requests.
 
-    The next worker serves the connections that this one has not accepted.
+    The worker still answers those whose connections it has accepted. The next worker answers the
+    others.
     """
     server = serve(RESTLESS, "--max-requests=2", WEB_CONCURRENCY="1")
     assert server.request("GET", "/nowhere")[0] == 404

@@ -36,7 +36,7 @@ def test_a_user_that_can_not_be_set_ends_the_start_in_one_line(serve):
     """The test starts gunicorn as nobody, who can't become another user."""
     as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
     server = serve("--user=daemon", command=[*as_nobody, *HERE])
-    fails_with(server, "--user and --group: only root sets them, for users who can run")
+    fails_with(server, "--user, --group: start as root, and name a user who can run")
 
 
 def test_the_gevent_worker_of_gunicorn_serves_tls(serve, tmp_path):
