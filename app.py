@@ -219,7 +219,9 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
             raise ConnectionError("the client has ended the connection too early")
     except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
         raise HTTPError(408, "the body was incomplete or too slow; send it again") from None
-    except Exception:  # Each server has exceptions of its own for chunks that are not valid.
+    except Exception:
+        # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
+        # request that is longer than its MAX_REQUEST_BYTES, too.
         message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
         raise HTTPError(400, message) from None
     if len(body) > BODY_LIMIT:

@@ -14,8 +14,8 @@ from typing import Any
 
 from gunicorn.util import set_owner_process
 
-# The only values that worker.Worker supports. Other values would need another protocol, or another
-# parser: that of gunicorn_h1c answers 400 in place of 413 and 501.
+# The only values that worker.Worker supports. With other ones it would have to speak another
+# protocol. With the parser of gunicorn_h1c, clients get a 400 where they should get a 413 or a 501.
 SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols": ["h1"]}
 SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
 SUPPORTED |= {"http_parser": "python"}

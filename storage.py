@@ -12,8 +12,8 @@ from plant import Plant
 
 # The time limits, the outermost first. An inner limit expires before the ones around it, so that
 # the log names the cause, such as a lock, and not only "the storage is busy or hangs".
-#   10 s   a request waits for its plant to be stored (below). A health check waits 1.5 s (app.py),
-#          and the check at the start 3 s (start.py).
+#   10 s   a request waits for its plant to be stored (below). Only a health check, 1.5 s (app.py),
+#          and the check at the start, 3 s (start.py), may give up before they know the cause.
 #    8 s   a batch takes on a server, connecting included (engines/postgresql.py).
 #    5 s   sqlite3 waits for a lock that another program holds, its own default. Our workers
 #          take turns by flock, which has no limit, so in that queue the 10 s apply.
@@ -201,8 +201,8 @@ class Storage:
             elif has_written and (not plant or plant == plants[plant.id]):
                 entry.failure = None
         # Two kinds of entries have no outcome yet. One is a health check in a batch that stored no
-        # plant. The other is a plant that equals the stored one, but of whose id another plant was
-        # in the batch, so it was not written. Each of them needs a write of its own.
+        # plant. The other is a plant that equals the stored one, but was not passed to insert(),
+        # because an earlier, different plant of the batch has the same id. Each needs a write.
         if unproven := [entry for entry in entries if entry.failure is BUSY]:
             self._store(unproven, lock_limit)
 

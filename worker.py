@@ -61,9 +61,10 @@ class Worker(GeventWorker):
             # Limit the bytes of responses that the system keeps for a client that does not read
             # them. The sockets of clients inherit this. The default is some 2 MB for each client.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
-            # One more than allowed, so that a new connection comes in and can replace another one.
-            allowed = self.worker_connections + 1
-            server = gevent.server.StreamServer(listener, self.serve, spawn=allowed)
+            # If worker_connections is less than ten, EVICT_ABOVE leaves no place free. So accept
+            # one more, which then replaces another one.
+            most = self.worker_connections + 1
+            server = gevent.server.StreamServer(listener, self.serve, spawn=most)
             server.start()
             self.servers.append(server)
         while self.alive:
