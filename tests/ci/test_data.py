@@ -165,7 +165,9 @@ def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_p
     server = serve()
     assert server.post(MONSTERA)[0] == STORED
     with subprocess.Popen(["sqlite3", database], stdin=subprocess.PIPE, text=True) as program:
-        program.stdin.write("BEGIN IMMEDIATE;\n")
+        # A worker may just be writing, at its start. Wait for its lock, which the shell does not do
+        # by itself.
+        program.stdin.write(".timeout 30000\nBEGIN IMMEDIATE;\n")
         program.stdin.flush()
         line = rf"(?m)^sqlite3 +{program.pid} WRITE {database}-shm$"
         wait_until(lambda: re.search(line, run(tmp_path, f"({LOOK}) || true")))
