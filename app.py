@@ -32,8 +32,8 @@ SAFE = "it is safe to send the same plant again"
 COMMON_HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
-    # Pages of every origin may use the interface: a browser never adds a token by itself, as it
-    # would a cookie (fetch.spec.whatwg.org, "CORS protocol").
+    # A browser adds cookies to a request by itself, but never a bearer token. So pages of every
+    # origin may use the interface (fetch.spec.whatwg.org, "CORS protocol").
     ("Access-Control-Allow-Origin", "*"),
     ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
 ]

@@ -19,7 +19,7 @@ from gunicorn.util import set_owner_process
 SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols": ["h1"]}
 SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
 SUPPORTED |= {"http_parser": "python"}
-ADVICE = "that is the job of a proxy or of the platform; leave it out, or use --worker-class gevent"
+ADVICE = "leave it out, or use --worker-class gevent; encryption is the job of a proxy or platform"
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 new_token = secrets.token_urlsafe(32)
 
@@ -95,10 +95,10 @@ http_parser = "python"
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # Nothing here needs gunicorn's control socket.
 control_socket_disable = True
-# Let no header of a client change the path, as SCRIPT_NAME and PATH_INFO would.
+# In gunicorn's own workers, the headers SCRIPT_NAME and PATH_INFO of a client change the path.
 forwarder_headers = ""
 # Ignore proxies' scheme headers: gunicorn answers 400 if two of them disagree.
 secure_scheme_headers: dict[str, str] = {}
-# Trusts nobody: the two settings above leave no forwarded header to read. "*" only saves parsing
-# each client's address.
+# "*" trusts nobody here: the two settings above leave no forwarded header to read. It only saves
+# parsing each client's address.
 forwarded_allow_ips = "*"

@@ -53,7 +53,7 @@ class Worker(GeventWorker):
         # plain attributes, which saves 7 % of the CPU of a request.
         self.cfg.__dict__.update({name: each.get() for name, each in self.cfg.settings.items()})
         # Greenlets call the application at the same time, as threads would. PEP 3333 requires the
-        # name and the port of a server. Any will do: the Host header has those of the client.
+        # name and the port of a server. Any will do: Host has those that the client asked for.
         own = {"wsgi.errors": sys.stderr, "wsgi.multithread": True}
         own |= {"SCRIPT_NAME": "", "SERVER_NAME": "localhost", "SERVER_PORT": "80"}
         self.base_environ = base_environ(self.cfg) | own

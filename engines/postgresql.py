@@ -31,7 +31,7 @@ INSERT = f"""
     SELECT {COLUMNS} FROM json_to_recordset(%s::json) AS plant (id int8, name text, tag text)
     ON CONFLICT (id) DO UPDATE SET name = plants.name RETURNING {COLUMNS}"""
 # The INSERT, of no rows, fails if the role may not insert plants. The SELECT reads the end of the
-# table, where the next plant goes. The message is a record in the log of PostgreSQL that nobody
+# table, where the next plant goes. The message is a record in the write-ahead log that nobody
 # reads and that locks nothing, but its commit waits for the standbys, as a plant's does.
 TRY_A_WRITE = f"""{INSERT};
     SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
@@ -39,7 +39,8 @@ TRY_A_WRITE = f"""{INSERT};
 # Errors for which one plant may be at fault. ProgramLimitExceeded: an index limits a text's length.
 PLANT_ERRORS = errors.IntegrityError, errors.DataError, errors.ProgramLimitExceeded
 # The server's functions for RAISE and ASSERT, with which a trigger refuses a plant on purpose,
-# under any SQLSTATE. Other errors inside a trigger, such as a full disk, are taken for temporary.
+# under any SQLSTATE. Other errors inside a trigger, such as a full disk, are temporary, unless they
+# are among PLANT_ERRORS.
 RAISES = "exec_stmt_raise", "exec_stmt_assert"
 
 

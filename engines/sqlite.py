@@ -109,9 +109,10 @@ class SQLiteEngine(Engine):
         # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
-        # If the -shm was deleted while another process has the file open, that one has an index of
-        # its own, and the two would destroy the file. The other one holds a lock on these bytes
-        # (sqlite.org/src/file/src/os.h, SHARED_FIRST and SHARED_SIZE).
+        # If the -shm was deleted while another process has the file open, that process still uses
+        # the deleted index of the WAL. We would make a second index, and together destroy the file.
+        # A process that has the file open holds a lock on these bytes: SHARED_FIRST and SHARED_SIZE
+        # (sqlite.org/src/file/src/os.h).
         if os.path.exists(f"{self._path}-wal") and not os.path.exists(f"{self._path}-shm"):
             with open(self._path, "rb+") as file, translate_errors(f"{self._path}-shm {GONE}"):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
@@ -146,10 +147,11 @@ class SQLiteEngine(Engine):
             raise Unavailable(f"{self._path}: no WAL mode on this file system; use a local disk")
         connection.executescript(PREPARE)
         # A process whose sync failed, and that was then killed, leaves frames in the WAL that can
-        # be read. But the kernel may take their pages for clean, so that no later sync of the WAL
-        # brings them to the disk. We would append to them, a power cut would lose them, and SQLite
-        # would stop reading at the gap: plants behind it that were synced would be lost, too. The
-        # checkpoint copies the frames into the file and syncs that, so nothing depends on them.
+        # be read. But the kernel may have marked their pages as clean, so that no later sync of the
+        # WAL brings them to the disk. We would append to them, a power cut would lose them, and
+        # SQLite would stop reading at the gap: plants behind it that were synced would be lost,
+        # too. The checkpoint copies the frames into the file and syncs that, so that nothing
+        # depends on them.
         # tests/ci/test_crashes.py shows the loss without it.
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is checkpointing it; stop that first")

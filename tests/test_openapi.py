@@ -110,7 +110,7 @@ def test_the_page_is_public_and_loads_nothing_from_elsewhere(client):
     "path", ["/plants", "/openapi.json", "/healthz", "/livez", "/", "/nowhere"]
 )
 def test_a_page_of_any_origin_may_use_the_interface(client, path):
-    """A browser adds no token by itself, as it would a cookie, so a page without one gets a 401.
+    """A browser never adds a bearer token by itself, so a page without a token gets a 401.
 
     Browsers guess no content type and store no response.
     """

@@ -354,8 +354,8 @@ def test_a_container_starts_stores_plants_and_is_backed_up(serve, docker, tmp_pa
     health = f"docker exec --env=http_proxy=http://127.0.0.1:9 plants {check}"  # No proxy is there.
     run(MAKE_TOKEN)
     assert re.fullmatch(r"PLANTS_TOKENS=\S{43}\n", (tmp_path / ".env").read_text())
-    start = " ".join(["\n".join(RUN_IMAGE), *image["Cmd"]])  # It stays in the foreground.
-    server = serve(command=docker(start, volume, user))
+    # The container stays in the foreground.
+    server = serve(command=docker(" ".join(["\n".join(RUN_IMAGE), *image["Cmd"]]), volume, user))
     assert server.post(MONSTERA)[0] == STORED
     (master,) = re.findall(r"\[(\d+)\] \[INFO\] Listening", server.err)
     assert os.stat(f"/proc/{master}").st_uid == int((user or "1000").split(":")[0])

@@ -60,7 +60,7 @@ class PostgreSQL:
         wait_until(lambda: subprocess.run(ready, **OPTIONS).returncode == 0)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to each of its processes, as each has a process group of its own."""
+        """Send a signal to each of its processes. They do not share a process group."""
         self._process.send_signal(signal.SIGSTOP)  # so that it starts no process meanwhile
         pid = self._process.pid
         with contextlib.suppress(FileNotFoundError):  # it has ended
