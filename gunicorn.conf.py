@@ -26,6 +26,8 @@ new_token = secrets.token_urlsafe(32)
 
 def on_starting(server: Any) -> None:
     """Check the settings and open the database. Exit with one line if that fails."""
+    # At Ctrl+C, end without a traceback. gunicorn sets its own handlers after this.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if server.cfg.preload_app:  # No worker class works with it.
         sys.exit("--preload is not supported: the thread that stores plants would stay behind")
     if 0 in (server.cfg.workers, server.cfg.worker_connections):  # Nobody would be answered.
