@@ -150,7 +150,7 @@ class Storage:
             self._wake_up.clear()
             while self._queue:
                 try:
-                    self.engine.run(self._store_batch)
+                    self.engine.run(lambda: self._store(self._take()))
                 except Exception as error:
                     # Keep no traceback: its frames hold the whole batch in memory. Other errors
                     # than ours are bugs, and the log needs their traceback.
@@ -161,17 +161,13 @@ class Storage:
         with contextlib.suppress(Unavailable):
             self.engine.run(self.engine.close)
 
-    def _store_batch(self) -> None:
-        """Store what is queued as one batch. run() of the engine calls this when it is our turn."""
-        self._take()
-        self._store(self._batch)
-
-    def _take(self) -> None:
-        """Move entries from the queue into the batch."""
+    def _take(self) -> Sequence[Entry]:
+        """Move entries from the queue into the batch, and return it."""
         # Requests that give up take their entries out meanwhile, so the queue may become empty.
         with contextlib.suppress(IndexError):
             while len(self._batch) < BATCH_LIMIT:
                 self._batch.append(self._queue.popleft())
+        return self._batch
 
     def _store(self, entries: Sequence[Entry], lock_limit: int = LOCK_LIMIT) -> None:
         """Store entries as one batch. If one plant may be at fault, store each half alone."""
@@ -209,9 +205,7 @@ class Storage:
     def _fail(self, error: Exception) -> None:
         """Let the batch fail, except for plants whose outcome is already known."""
         self._proven_until = 0.0
-        if not self._batch:
-            # It failed before it was taken from the queue. Fail what would be in it now.
-            self._take()
-        for entry in self._batch:
+        # If run() failed before the batch was taken from the queue, fail what would be in it now.
+        for entry in self._batch or self._take():
             if entry.failure is BUSY:
                 entry.failure = error
