@@ -52,12 +52,11 @@ class SQLiteEngine(Engine):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` in a real thread, as sqlite3 waits in C, where no greenlet could run."""
         gather()
-        # As a decorator, locked() holds the lock while `store` runs in the thread.
-        locked_store = self.locked()(store)
-        # The pool prints an error that is raised in it, with the plants in its message. So the
-        # function returns the error, and it is raised here.
-        returns_errors = gevent.util.wrap_errors(Exception, locked_store)
-        if error := gevent.get_hub().threadpool.apply(returns_errors):
+        # As a decorator, locked() holds the lock while `store` runs in the thread. The pool prints
+        # an error that is raised in it, with the plants in its message. So wrap_errors() returns
+        # the error, and it is raised here.
+        locked_store = gevent.util.wrap_errors(Exception, self.locked()(store))
+        if error := gevent.get_hub().threadpool.apply(locked_store):
             raise error
 
     @contextlib.contextmanager
@@ -104,6 +103,7 @@ class SQLiteEngine(Engine):
         mounts, path = Path("/proc/self/mountinfo"), os.fsencode(f" {self._path} ")
         if mounts.exists() and path in mounts.read_bytes().replace(rb"\040", b" "):
             raise Unavailable(f"{self._path} is mounted without its -wal; mount its folder instead")
+        # If there is no file, create it. SQLite would let everybody read it.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
         # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
@@ -117,10 +117,9 @@ class SQLiteEngine(Engine):
             with open(self._path, "rb+") as file, translate_errors(f"{self._path}-shm {GONE}"):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
         before = os.stat(self._path)
-        url = f"{Path(self._path).as_uri()}?mode=rw"
         # Each cached statement keeps its last batch in memory, so cache only one.
         connection = sqlite3.connect(
-            url, uri=True, isolation_level=None, check_same_thread=False, cached_statements=1
+            self._path, isolation_level=None, check_same_thread=False, cached_statements=1
         )
         # Rows that other programs wrote may not be UTF-8. Decode them to something that equals no
         # plant, rather than fail the batch.
@@ -137,11 +136,9 @@ class SQLiteEngine(Engine):
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create the table if there is none, and make durable what is in the file."""
-        (number,) = connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if not tables:
+        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
             self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}, which is new"
-        elif number != APPLICATION_ID:
+        elif connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise Unavailable(f"{self._path} belongs to another program; correct DATABASE_URL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise Unavailable(f"{self._path}: no WAL mode on this file system; use a local disk")
