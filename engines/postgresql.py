@@ -134,7 +134,7 @@ def parse_url(url: str) -> dict[str, Any]:
     """Return libpq's parameters. Raises ValueError, without any part of a password."""
     wrong = "DATABASE_URL must be like postgresql://user:password@host/database, percent-encoded"
     try:
-        given = psycopg.conninfo.conninfo_to_dict(url)
+        given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
     except (psycopg.ProgrammingError, UnicodeError) as error:
         # An @ behind the ? may be the end of a password.
         if "invalid URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
@@ -146,7 +146,17 @@ def parse_url(url: str) -> dict[str, Any]:
     if not port.isdecimal() or "@" in f"{given.get('host')}{given.get('dbname')}":
         raise ValueError(wrong)
     hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
-    require_possible_values(given, len(hosts))
+    # libpq and psycopg check most values only when they connect. So connect to a multicast address,
+    # which the system refuses to TCP at once: nothing is sent. Leave out a service: the file that
+    # defines it may appear later.
+    trial = {**given, "hostaddr": ",".join(["224.0.0.1"] * len(hosts)), "service": None}
+    try:
+        psycopg.connect(**trial).close()
+    except (psycopg.Error, UnicodeError) as error:
+        if found := re.search(r"(invalid|bad value|could not match) .*", str(error)):
+            # The value may be a part of a password.
+            reason = re.sub(r"""(value|number|timeout):? ["'].*?["']""", r"\1", found[0])
+            raise ValueError(f"DATABASE_URL: {reason}") from None
     return {
         "connect_timeout": 2,  # seconds, for each address
         "keepalives_idle": 60,  # seconds; routers forget silent connections
@@ -156,17 +166,3 @@ def parse_url(url: str) -> dict[str, Any]:
         **given,
         "client_encoding": "utf8",
     }
-
-
-def require_possible_values(given: Mapping[str, Any], hosts: int) -> None:
-    """Raise ValueError if libpq or psycopg can never accept a value. Sends nothing."""
-    # They check most values only when they connect. So connect to a multicast address, which the
-    # system refuses to TCP at once. Leave out a service: the file that defines it may appear later.
-    trial = {**given, "hostaddr": ",".join(["224.0.0.1"] * hosts), "service": None}
-    try:
-        psycopg.connect(**trial).close()
-    except (psycopg.Error, UnicodeError) as error:
-        if found := re.search(r"(invalid|bad value|could not match) .*", str(error)):
-            # The value may be a part of a password.
-            reason = re.sub(r"""(value|number|timeout):? ["'].*?["']""", r"\1", found[0])
-            raise ValueError(f"DATABASE_URL: {reason}") from None
