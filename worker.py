@@ -81,10 +81,9 @@ class Worker(GeventWorker):
         """Tell the master that the worker is alive, and abort the connections that are late."""
         super().notify()
         self.date = http_date()  # of all responses until the next call, which saves CPU
-        now = time.monotonic()
         longest = math.inf if self.alive else LINGER_TIMEOUT
         for connection in list(self.connections):
-            if now > connection.waiting_since + min(connection.limit, longest):
+            if time.monotonic() > connection.waiting_since + min(connection.limit, longest):
                 connection.abort()
         # In each round of the event loop, accept few connections, so that other workers get some;
         # accept more when there are many clients, since a round takes longer then.
@@ -106,6 +105,7 @@ class Worker(GeventWorker):
                 for request in RequestParser(self.cfg, connection, address):
                     if not self.respond(request, connection, address):
                         break
+                    connection.expect_request(self.cfg.keepalive)
             except ParseException as error:
                 self.refuse(error, connection, address)
         except OSError:  # The client is gone, or was aborted.
@@ -170,8 +170,6 @@ class Worker(GeventWorker):
             ours.append(("Content-Length", str(len(body))))
         head = "".join(f"{name}: {value}\r\n" for name, value in [*ours, *headers])
         connection.send(f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + body)
-        if goes_on:
-            connection.expect_request(self.cfg.keepalive)
         return goes_on
 
 
@@ -276,9 +274,8 @@ def make_environ(request: Any, address: Any) -> dict[str, Any]:
         "wsgi.input": request.body,
     }
     for name, value in request.headers:  # The parser has made the names upper case.
-        key = name.replace("-", "_")
-        if name not in ("CONTENT-TYPE", "CONTENT-LENGTH"):
-            key = f"HTTP_{key}"
+        prefix = "" if name in ("CONTENT-TYPE", "CONTENT-LENGTH") else "HTTP_"
+        key = prefix + name.replace("-", "_")
         # Repeated headers are one list with commas (RFC 9110 section 5.3).
         environ[key] = f"{environ[key]},{value}" if key in environ else value
     return environ
