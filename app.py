@@ -46,7 +46,6 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients that send one of the tokens."""
     app = App()
     app.config["storage"] = storage  # worker_exit() in gunicorn.conf.py closes it.
-    app.uninstall(True)  # Bottle's own plugins are for dicts and templates. No route uses them.
     app.add_hook("before_request", require_http)
     # Compare digests, so that the time of a look-up reveals nothing about a token.
     digests = {hashlib.sha256(token.encode()).digest() for token in tokens}

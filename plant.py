@@ -27,8 +27,7 @@ class Plant(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plant as in schemas/plant.json: without its id, and without a tag of None."""
-        members = self._asdict().items()
-        return {name: value for name, value in members if name != "id" and value is not None}
+        return {k: v for k, v in self._asdict().items() if k != "id" and v is not None}
 
 
 class InvalidPlant(Exception):
