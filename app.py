@@ -171,11 +171,12 @@ def check_health(storage: Storage) -> bytes:
 
 
 def require_http() -> None:
-    """Raise HTTPError if worker.py refused the request, or without one Host (RFC 9112, 3.2)."""
+    """Raise HTTPError if worker.py refused the request, or if HTTP/1.1 comes without one Host."""
     environ = request.environ
     if refusal := environ.get("plants.refusal"):  # A status and a message.
         raise HTTPError(*refusal)
-    host = environ.get("HTTP_HOST", "")  # Two of them are joined by a comma.
+    # RFC 9112 section 3.2 requires exactly one Host. Servers join two of them with a comma.
+    host = environ.get("HTTP_HOST", "")
     if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and (not host or "," in host):
         raise HTTPError(400, "send exactly one Host header")
     # Bottle drops bytes that are not UTF-8, and would take /plants%ff for /plants. Replace them.
@@ -229,5 +230,5 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    """Return `value` as JSON and a line break, without which a shell's prompt would follow it."""
+    """Return `value` as JSON with a line break, so that a shell's prompt is on a new line."""
     return f"{json.dumps(value, ensure_ascii=False)}\n".encode()

@@ -19,7 +19,7 @@ from gunicorn.util import set_owner_process
 SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols": ["h1"]}
 SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
 SUPPORTED |= {"http_parser": "python"}
-ADVICE = "leave it out, or use --worker-class gevent; encryption is the job of a proxy or platform"
+ADVICE = "leave it out, or use --worker-class gevent; to encrypt, use a proxy or a platform"
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 new_token = secrets.token_urlsafe(32)
 
@@ -39,8 +39,8 @@ def on_starting(server: Any) -> None:
     # that it makes.
     become = partial(set_owner_process, server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
     try:
-        # This is a process of its own, since gevent has to patch a worker before the worker imports
-        # the service.
+        # This is a process of its own. If the master imported the service, the workers would
+        # inherit it, but gevent has to patch a worker before the worker imports the service.
         if subprocess.call([sys.executable, START], preexec_fn=become):
             sys.exit(1)
     except (OSError, subprocess.SubprocessError):
@@ -97,7 +97,8 @@ http_parser = "python"
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # Nothing here needs gunicorn's control socket.
 control_socket_disable = True
-# In gunicorn's own workers, the headers SCRIPT_NAME and PATH_INFO of a client change the path.
+# Accept no header SCRIPT_NAME or PATH_INFO: in gunicorn's own workers, they would let a client
+# change the path.
 forwarder_headers = ""
 # Ignore proxies' scheme headers: gunicorn answers 400 if two of them disagree.
 secure_scheme_headers: dict[str, str] = {}

@@ -31,7 +31,7 @@ class Plant(NamedTuple):
 
 
 class InvalidPlant(Exception):
-    """The body is not a NewPlant. The message names every mistake and its place, but no value."""
+    """The body is not a NewPlant. The message names mistakes and their places, but no values."""
 
 
 def parse_new_plant(body: bytes) -> Plant:

@@ -56,9 +56,9 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
-        """Store all plants whose id is new, or none; return the stored plant for each id.
+        """Store the plants whose id is new, all or none; return the stored plant for each id.
 
-        The plants are sorted by id, and no two have the same. Those that are new and those that
+        The plants are sorted by id, and no two have the same id. Those that are new and those that
         equal the stored ones are written, and are durable when this returns.
 
         Without plants, this is a health check: read the end of the table, where the next plant
@@ -105,7 +105,7 @@ class Storage:
         self._wake_up = threading.Event()  # set when there is something to do for the writer
         self._wake_up.set()
         self._is_closed = False
-        # Until when the last write proves that plants can be stored, by time.monotonic().
+        # Until this time, by time.monotonic(), the last write proves that plants can be stored.
         self._proven_until = 0.0
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
@@ -152,8 +152,8 @@ class Storage:
                 try:
                     self.engine.run(lambda: self._store(self._take()))
                 except Exception as error:
-                    # Keep no traceback: its frames hold the whole batch in memory. Other errors
-                    # than ours are bugs, and the log needs their traceback.
+                    # Drop the traceback of an Unavailable: its frames hold the whole batch in
+                    # memory. Any other error is a bug, and the log needs its traceback.
                     self._fail(copy.copy(error) if isinstance(error, Unavailable) else error)
                 for entry in self._batch:
                     entry.done.set()

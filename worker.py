@@ -25,11 +25,12 @@ MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what ch
 REQUEST_TIMEOUT = 20.0  # seconds for a request to arrive, and for a client to take the response
 # Seconds for a client to read its last response, and for each wait for a client during a shutdown.
 LINGER_TIMEOUT = 3.0
-# Status and message for each error of gunicorn's parser, by name. The error's own text is neither
-# sent nor logged: it may quote a malformed header that contains a token.
+# Status and message for the errors of gunicorn's parser that get more than a plain 400, by name.
+# The error's own text is neither sent nor logged: it may quote a malformed header that contains a
+# token.
 REFUSALS = {
     "ExpectationFailed": (417, "Expect must be 100-continue or left out"),
-    "LimitRequestHeaders": (431, "the head of the request is too long, or has more than 64 lines"),
+    "LimitRequestHeaders": (431, "the head of the request is too long, or has too many fields"),
     "LimitRequestLine": (414, "the first line of the request is too long"),
     "UnsupportedTransferCoding": (501, "Transfer-Encoding must be chunked or left out"),
 }

@@ -18,9 +18,10 @@ COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
 # ClientCursor puts the values into the text, so this is one message and one transaction, even
 # behind a pooler. The settings replace those of the role, of the database, and of other clients of
-# the pooler. The isolation level has to be the first of them: at a higher one, transactions that
-# insert the same id at once would fail. A row that is there already gets an UPDATE that changes
-# nothing: a commit that wrote nothing would not wait for the standbys, which may lack the row.
+# the pooler. The isolation level has to be set before the INSERT: at a higher one, transactions
+# that insert the same id at once would fail. A row that is there already gets an UPDATE that
+# changes nothing: a commit that wrote nothing would not wait for the standbys, which may lack the
+# row.
 INSERT = f"""
     SET LOCAL transaction_isolation = 'read committed';
     SET LOCAL synchronous_commit = on;
@@ -31,8 +32,9 @@ INSERT = f"""
     SELECT {COLUMNS} FROM json_to_recordset(%s::json) AS plant (id int8, name text, tag text)
     ON CONFLICT (id) DO UPDATE SET name = plants.name RETURNING {COLUMNS}"""
 # The INSERT, of no rows, fails if the role may not insert plants. The SELECT reads the end of the
-# table, where the next plant goes. The message is a record in the write-ahead log that nobody
-# reads and that locks nothing, but its commit waits for the standbys, as a plant's does.
+# table, where the next plant goes. pg_logical_emit_message() writes a record into the write-ahead
+# log. Nobody reads it and it locks nothing, but its commit waits for the standbys, as a plant's
+# does.
 TRY_A_WRITE = f"""{INSERT};
     SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     SELECT pg_logical_emit_message(true, 'plants', '')"""
@@ -53,7 +55,7 @@ class PostgreSQLEngine(Engine):
         self._connection: psycopg.Connection | None = None
 
     def run(self, store: Callable[[], None]) -> None:
-        """Call `store`, for a limited time under gevent: a server may accept us and then hang."""
+        """Call `store`. Under gevent, give up in time: a server may accept us and then hang."""
         gather()
         reason = "the server hangs, or waits for a standby or a lock of the table"
         with gevent.Timeout(8.0, Unavailable(reason)):  # seconds, connecting included
@@ -141,14 +143,14 @@ def parse_url(url: str) -> dict[str, Any]:
             wrong = f"DATABASE_URL: {str(error).strip()}; remove it"
         raise ValueError(wrong) from None
     # A password with an unescaped / or @ can end up in the port, the host or the database name, so
-    # refuse those without quoting them.
+    # refuse such a URL without quoting it.
     port = str(given.get("port", 0)).replace(",", "0")
     if not port.isdecimal() or "@" in f"{given.get('host')}{given.get('dbname')}":
         raise ValueError(wrong)
     hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
-    # libpq and psycopg check most values only when they connect. So connect to a multicast address,
-    # which the system refuses to TCP at once: nothing is sent. Leave out a service: the file that
-    # defines it may appear later.
+    # libpq and psycopg check most values only when they connect. So try to connect to a multicast
+    # address: the system refuses that at once, and nothing is sent. Leave out the parameter
+    # `service`: the file that defines the service may appear later.
     trial = {**given, "hostaddr": ",".join(["224.0.0.1"] * len(hosts)), "service": None}
     try:
         psycopg.connect(**trial).close()

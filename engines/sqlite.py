@@ -17,8 +17,8 @@ from storage import Engine, Rejected, Unavailable
 APPLICATION_ID = 0x504C4E54  # "PLNT"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 # Reads the end of the table, where the next plant goes: its page may be damaged, or a column may be
-# missing in an older file. Then writes to the file without a change, as BEGIN IMMEDIATE would
-# succeed on a read-only file.
+# missing in an older file. Then writes the application_id that the file already has: only a write
+# shows that the file is not read-only. BEGIN IMMEDIATE alone would succeed.
 TRY_A_WRITE = f"""SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     PRAGMA application_id = {APPLICATION_ID}"""
 # Without fullfsync, macOS leaves synced data in the drive's volatile memory.
@@ -50,11 +50,11 @@ class SQLiteEngine(Engine):
         self._connection: sqlite3.Connection | None = None  # once opened, it is never opened again
 
     def run(self, store: Callable[[], None]) -> None:
-        """Call `store` in a real thread, as sqlite3 waits in C, where no greenlet could run."""
+        """Call `store` in a real thread: while sqlite3 waits in C, no greenlet could run."""
         gather()
         # As a decorator, locked() holds the lock while `store` runs in the thread. The pool prints
-        # an error that is raised in it, with the plants in its message. So wrap_errors() returns
-        # the error, and it is raised here.
+        # every error that is raised in its threads, and the message may contain plants. So
+        # wrap_errors() makes a function that returns the error instead, and it is raised here.
         locked_store = gevent.util.wrap_errors(Exception, self.locked()(store))
         if error := gevent.get_hub().threadpool.apply(locked_store):
             raise error
@@ -62,8 +62,9 @@ class SQLiteEngine(Engine):
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Let the workers of this host take turns."""
-        # At SQLite's own lock, processes sleep for milliseconds, and before 3.51.3 it lets them
-        # damage the file (sqlite.org/wal.html, "The WAL-Reset Bug").
+        # Processes that meet at SQLite's own lock sleep for milliseconds. Besides, SQLite before
+        # 3.51.3 can damage the file if one process writes while another one checkpoints
+        # (sqlite.org/wal.html, "The WAL-Reset Bug").
         folder, name = os.path.dirname(self._path), f"{self._path}-lock"
         if not os.path.isdir(folder):
             reason = GONE if self._connection else "of DATABASE_URL is missing; mount or create it"
@@ -110,9 +111,9 @@ class SQLiteEngine(Engine):
         with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
             trial.write(bytes(2**16))
         # If the -shm was deleted while another process has the file open, that process still uses
-        # the deleted index of the WAL. We would make a second index, and together destroy the file.
-        # A process that has the file open holds a lock on these bytes: SHARED_FIRST and SHARED_SIZE
-        # (sqlite.org/src/file/src/os.h).
+        # the deleted index of the WAL. We would make a second index, and the two processes would
+        # destroy the file. A process that has the file open holds a lock on these bytes:
+        # SHARED_FIRST and SHARED_SIZE (sqlite.org/src/file/src/os.h).
         if os.path.exists(f"{self._path}-wal") and not os.path.exists(f"{self._path}-shm"):
             with open(self._path, "rb+") as file, translate_errors(f"{self._path}-shm {GONE}"):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)

@@ -20,7 +20,7 @@ from tests.support.wire import (
 )
 
 OTHER_PROTOCOLS = {
-    "--certfile=cert.pem": "--certfile is not supported: .* is the job of a proxy or platform",
+    "--certfile=cert.pem": "--certfile is not supported: .* use a proxy or a platform",
     "--keyfile=key.pem": "--keyfile is not supported: .* or use --worker-class gevent",
     "--proxy-protocol=v1": "--proxy-protocol is not supported",
     "--protocol=uwsgi": "--protocol is not supported",
