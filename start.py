@@ -11,6 +11,9 @@ import signal
 import sys
 from urllib.parse import unquote
 
+if __name__ == "__main__":  # In a worker, gunicorn has set its own handlers already.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback.
+
 # With PYTHONSAFEPATH, Python does not find the modules beside this file by itself.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -75,10 +78,10 @@ def main() -> None:
 
     Exit with 1 if a setting is wrong, or if a SQLite file can't be used.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C ends it without a traceback.
     try:
         storage = get_app().config["storage"]
-        storage.check(3.0)  # seconds
+        # Seconds. After a crash, SQLite first reads all of plants.db-wal, which may be large.
+        storage.check(15.0)
         storage.close()
         report = f"plants are stored in {storage.engine.description}"
     except ValueError as error:  # from get_app(), or a host's name is too long for DNS

@@ -12,8 +12,9 @@ from plant import Plant
 
 # The time limits, the outermost first. An inner limit expires before the ones around it, so that
 # the log names the cause, such as a lock, and not only "the storage is busy or hangs".
+#   15 s   the check at the start waits (start.py).
 #   10 s   a request waits for its plant to be stored (below). Only a health check, 1.5 s (app.py),
-#          and the check at the start, 3 s (start.py), may give up before they know the cause.
+#          may give up before it knows the cause.
 #    8 s   a batch takes on a server, connecting included (engines/postgresql.py).
 #    5 s   sqlite3 waits for a lock that another program holds, its own default. Our workers
 #          take turns by flock, which has no limit, so in that queue the 10 s apply.
@@ -38,7 +39,7 @@ class Unavailable(Exception):
 
 
 class Locked(Unavailable):
-    """The row of this plant can't be written now: it is locked, or access to it is denied."""
+    """This plant can't be written now: its row is locked, access is denied, or a trigger fails."""
 
 
 class Engine(abc.ABC):

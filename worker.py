@@ -58,14 +58,13 @@ class Worker(GeventWorker):
         own = {"wsgi.errors": sys.stderr, "wsgi.multithread": True}
         own |= {"SCRIPT_NAME": "", "SERVER_NAME": "localhost", "SERVER_PORT": "80"}
         self.base_environ = base_environ(self.cfg) | own
-        for listener in self.sockets:
+        for sock in self.sockets:
             # Limit the bytes of responses that the system keeps for a client that does not read
             # them. The sockets of clients inherit this. The default is some 2 MB for each client.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
             # If worker_connections is less than ten, EVICT_ABOVE leaves no place free. So accept
             # one more, which then replaces another one.
-            most = self.worker_connections + 1
-            server = gevent.server.StreamServer(listener, self.serve, spawn=most)
+            server = gevent.server.StreamServer(sock, self.serve, spawn=self.worker_connections + 1)
             server.start()
             self.servers.append(server)
         while self.alive:
@@ -124,8 +123,7 @@ class Worker(GeventWorker):
             connection.begin()
             gevent.sleep(0)
         self.nr += 1
-        if self.nr >= self.max_requests:
-            self.alive = False
+        self.alive &= self.nr < self.max_requests
         environ = self.base_environ | make_environ(request, address)
         # The parser has refused every Expect but 100-continue, which HTTP/1.0 does not have.
         connection.expects_continue = "HTTP_EXPECT" in environ and request.version > (1, 0)

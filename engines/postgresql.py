@@ -23,11 +23,9 @@ SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text
 # changes nothing: a commit that wrote nothing would not wait for the standbys, which may lack the
 # row.
 INSERT = f"""
-    SET LOCAL transaction_isolation = 'read committed';
-    SET LOCAL synchronous_commit = on;
+    SET LOCAL transaction_isolation = 'read committed'; SET LOCAL synchronous_commit = on;
     SET LOCAL client_min_messages = warning;
-    SET LOCAL statement_timeout = '4s';
-    SET LOCAL lock_timeout = %s;
+    SET LOCAL statement_timeout = '4s'; SET LOCAL lock_timeout = %s;
     INSERT INTO plants ({COLUMNS})
     SELECT {COLUMNS} FROM json_to_recordset(%s::json) AS plant (id int8, name text, tag text)
     ON CONFLICT (id) DO UPDATE SET name = plants.name RETURNING {COLUMNS}"""
@@ -57,8 +55,8 @@ class PostgreSQLEngine(Engine):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store`. Under gevent, give up in time: a server may accept us and then hang."""
         gather()
-        reason = "the server hangs, or waits for a standby or a lock of the table"
-        with gevent.Timeout(8.0, Unavailable(reason)):  # seconds, connecting included
+        # Eight seconds, connecting included.
+        with gevent.Timeout(8.0, Unavailable("the server hangs, or waits for a standby or a lock")):
             store()
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
@@ -126,9 +124,11 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     # message, even a plant.
     reason = code if error.diag.context else str(error).partition("\n")[0]
     # A policy that refuses one plant, and a missing GRANT, which concerns all of them, have the
-    # same SQLSTATE. So treat both like a lock: each half of the batch is stored alone, and the
-    # plants that are refused get a 503, not a 400 that says that retrying will not help.
-    is_locked = isinstance(error, errors.LockNotAvailable | errors.InsufficientPrivilege)
+    # same SQLSTATE. A trigger may fail for one plant, such as by a missing table, until somebody
+    # repairs it. So treat these like a lock: each half of the batch is stored alone, and the plants
+    # that are refused get a 503, not a 400 that says that retrying will not help.
+    denied = psycopg.ProgrammingError if error.diag.context else errors.InsufficientPrivilege
+    is_locked = isinstance(error, errors.LockNotAvailable | denied)
     return Locked(reason) if is_locked else Unavailable(reason)
 
 
@@ -140,12 +140,12 @@ def parse_url(url: str) -> dict[str, Any]:
     except (psycopg.ProgrammingError, UnicodeError) as error:
         # An @ behind the ? may be the end of a password.
         if "invalid URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
-            wrong = f"DATABASE_URL: {str(error).strip()}; remove it"
+            wrong = f"DATABASE_URL: {str(error).strip()}; correct or remove it"
         raise ValueError(wrong) from None
     # A password with an unescaped / or @ can end up in the port, the host or the database name, so
     # refuse such a URL without quoting it.
     port = str(given.get("port", 0)).replace(",", "0")
-    if not port.isdecimal() or "@" in f"{given.get('host')}{given.get('dbname')}":
+    if not port.isdecimal() or "\n" in url or "@" in f"{given.get('host')}{given.get('dbname')}":
         raise ValueError(wrong)
     hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
     # libpq and psycopg check most values only when they connect. So try to connect to a multicast
@@ -154,8 +154,8 @@ def parse_url(url: str) -> dict[str, Any]:
     trial = {**given, "hostaddr": ",".join(["224.0.0.1"] * len(hosts)), "service": None}
     try:
         psycopg.connect(**trial).close()
-    except (psycopg.Error, UnicodeError) as error:
-        if found := re.search(r"(invalid|bad value|could not match) .*", str(error)):
+    except psycopg.Error as error:
+        if found := re.search(r"(invalid|weak|bad value|could not match) .*", str(error)):
             # The value may be a part of a password.
             reason = re.sub(r"""(value|number|timeout):? ["'].*?["']""", r"\1", found[0])
             raise ValueError(f"DATABASE_URL: {reason}") from None

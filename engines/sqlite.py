@@ -12,7 +12,7 @@ import gevent.util
 
 from engines import gather
 from plant import Plant
-from storage import Engine, Rejected, Unavailable
+from storage import Engine, Locked, Rejected, Unavailable
 
 APPLICATION_ID = 0x504C4E54  # "PLNT"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
@@ -103,7 +103,7 @@ class SQLiteEngine(Engine):
         # be deleted with it. proc(5) describes the list of mounts, which only Linux has.
         mounts, path = Path("/proc/self/mountinfo"), os.fsencode(f" {self._path} ")
         if mounts.exists() and path in mounts.read_bytes().replace(rb"\040", b" "):
-            raise Unavailable(f"{self._path} is mounted without its -wal; mount its folder instead")
+            raise Unavailable(f"{self._path} is a mount; mount a folder, and name a file in it")
         # If there is no file, create it. SQLite would let everybody read it.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
@@ -114,7 +114,7 @@ class SQLiteEngine(Engine):
         # the deleted index of the WAL. We would make a second index, and the two processes would
         # destroy the file. A process that has the file open holds a lock on these bytes:
         # SHARED_FIRST and SHARED_SIZE (sqlite.org/src/file/src/os.h).
-        if os.path.exists(f"{self._path}-wal") and not os.path.exists(f"{self._path}-shm"):
+        if os.path.getsize(self._path) and not os.path.exists(f"{self._path}-shm"):
             with open(self._path, "rb+") as file, translate_errors(f"{self._path}-shm {GONE}"):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
         before = os.stat(self._path)
@@ -171,4 +171,6 @@ def translate_errors(path: str) -> Iterator[None]:
     except sqlite3.IntegrityError as error:  # Its message may quote a plant.
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
     except (sqlite3.Error, OSError) as error:
-        raise Unavailable(f"{path}: {getattr(error, 'strerror', error)}") from None
+        # A constraint or a trigger that somebody added may fail for one plant in this way.
+        kind = Locked if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR" else Unavailable
+        raise kind(f"{path}: {getattr(error, 'strerror', error)}") from None

@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import HERE, PATIENT, SHORT, STORED, fails_with, receive, wait_until
-from tests.support.wire import (
-    CLOSE,
-    MONSTERA,
-    NOWHERE,
-    Writers,
-    post,
-    receive_response,
-    statuses,
-)
+from tests.support.wire import CLOSE, MONSTERA, NOWHERE, Writers, post, receive_response, statuses
 
 OTHER_PROTOCOLS = {
     "--certfile=cert.pem": "--certfile is not supported: .* use a proxy or a platform",
@@ -46,6 +38,14 @@ def test_a_setting_that_the_worker_does_not_support_ends_the_start_in_one_line(
     server = serve(option)
     fails_with(server, OTHER_PROTOCOLS[option])
     assert server.wait() == 1 and database.exists() <= (option == "--preload")
+
+
+@pytest.mark.parametrize("words", ["bind=[::1]:0", "'--bind [::1]:0'", "--threads 1 \u2014bind=0"])
+def test_a_word_that_gunicorn_would_ignore_ends_the_start_in_one_line(serve, words):
+    """A setting that was meant to keep other machines out would have no effect."""
+    fails_with(
+        serve(GUNICORN_CMD_ARGS=words), "^GUNICORN_CMD_ARGS: .*bind.* must be like --name=value$"
+    )
 
 
 def test_with_keep_alive_0_a_connection_ends_after_one_response(serve, send):
@@ -107,8 +107,3 @@ def test_the_heartbeat_file_is_in_shared_memory(serve):
     server = serve()
     for worker in server.workers():
         assert os.readlink(find_heartbeat(worker)).startswith("/dev/shm/")
-
-
-def test_the_service_stores_plants_if_pythonsafepath_is_set(serve):
-    """PYTHONSAFEPATH makes Python leave out a script's folder when it looks for modules."""
-    assert serve(PYTHONSAFEPATH="1").post(MONSTERA)[0] == STORED

@@ -75,12 +75,16 @@ WRONG_URLS = {  # A URL, and a part of the message about it.
     "postgresql://u:%a5SECRET@h/d": "percent-encoded",
     "postgresql://u:p/x?SECRET@h/d": "percent-encoded",
     "postgresql://u:SECRET/d?host=/run": "percent-encoded",
+    "postgresql://u:1/SECRET@h/d": "percent-encoded",
+    "postgresql://u:p/x?SECRET=1@h/d": "percent-encoded",
     "postgresql://u@h/d?password-SECRET": "percent-encoded",
-    "postgresql://u:SECRET@h/d?pgbouncer=true": 'query parameter: "pgbouncer"; remove it$',
+    "postgresql://u:SECRET\n@h/d": "percent-encoded",
+    "postgresql://u:SECRET@h/d?pgbouncer=true": '"pgbouncer"; correct or remove it$',
     "sqlite:///:memory:": "must name a file like ",
     "sqlite:///": "must name a file like ",
     # Values that libpq or psycopg can never accept.
     "postgresql://u:SECRET@h/d?sslmode=no-verify": "^DATABASE_URL: invalid sslmode value$",
+    "postgresql://h/d?sslmode=require&sslrootcert=system": '^DATABASE_URL: weak sslmode "require"',
     "postgresql://u:SECRET@h:99999/d": "^DATABASE_URL: invalid port number$",
     "postgresql://u:1/d?sslmode=SECRET@h/d": "^DATABASE_URL: invalid sslmode value$",
     "postgresql://u@h/d?connect_timeout=SECRET": "^DATABASE_URL: bad value for connect_timeout$",
@@ -99,10 +103,12 @@ def test_a_url_that_names_no_storage_is_refused(url):
     assert "SECRET" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["postgresql:///d?service=none", "postgresql://h/d?sslcert=/none"])
-def test_a_url_that_depends_on_files_is_accepted(open_storage, url):
+@pytest.mark.parametrize("more", ["service=none", "service=two", "sslcert=/none"])
+def test_a_url_that_depends_on_files_is_accepted(open_storage, tmp_path, monkeypatch, more):
     """The files may appear later. Until then the storage is unavailable."""
-    assert open_storage(url)
+    (tmp_path / "services").write_text("[two]\nhost=one,two\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    assert open_storage(f"postgresql:///d?{more}")
 
 
 def test_white_space_around_the_url_is_ignored(serve, database):
@@ -144,8 +150,11 @@ def test_the_start_finds_its_modules_with_a_safe_path(serve, tmp_path):
     assert {each.name for each in tmp_path.glob("*.db*")} == {"plants.db", "plants.db-lock"}
 
 
-def test_ctrl_c_while_the_start_waits_prints_no_traceback(serve):
-    """A server that accepts a connection and says nothing keeps it waiting."""
+def test_ctrl_c_during_the_start_prints_no_traceback(serve, tmp_path):
+    """The start is still importing a module, or a server that says nothing keeps it waiting."""
+    (tmp_path / "bottle.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
+    server = serve(command=[sys.executable, "start.py"], PYTHONPATH=str(tmp_path))
+    assert server.wait() == -signal.SIGINT and not server.err
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/plants"
         server = serve(DATABASE_URL=url)

@@ -334,6 +334,8 @@ def test_a_stop_by_ctrl_c_waits_for_the_storage_but_not_for_clients(serve, datab
     server = serve(SHORT, "--keep-alive=600", "--graceful-timeout=600", WEB_CONCURRENCY="1")
     idle = send(server, NOWHERE)
     assert statuses(receive_response(idle)) == [404]
+    # A client whose request is late is disconnected. An idle one may stay for 600 seconds here.
+    assert receive(send(server, b"POST /pl")) == b"" and not is_closed(idle)
     with lock_held(database):
         working = begin(send(server), MONSTERA)
         working.sendall(post(MONSTERA)[-9:])

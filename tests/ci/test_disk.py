@@ -146,7 +146,7 @@ def test_a_file_that_is_mounted_alone_ends_the_start_in_one_line(serve, disk, da
     subprocess.run(["mount", "--bind", file, target], check=True)
     try:
         url = f"sqlite:///{target}".replace(" ", "%20")
-        fails_with(serve(DATABASE_URL=url), "is mounted without its -wal; mount its folder instead")
+        fails_with(serve(DATABASE_URL=url), "is a mount; mount a folder, and name a file in it$")
     finally:
         subprocess.run(["umount", target], check=True)
 

@@ -155,20 +155,33 @@ def test_a_plant_gets_a_503_as_long_as_a_trigger_fails(serve, connection, action
     assert server.post({**MONSTERA, "name": "secret"})[0] == STORED
 
 
-def test_a_policy_that_refuses_a_plant_keeps_out_no_others(serve, connection, url, pool):
-    """A missing right has the same SQLSTATE, so the plant gets a 503 and not a 400."""
+FAIL_FOR_ONE = {  # What fails for one plant, and the reason in the log.
+    "ALTER TABLE plants ENABLE ROW LEVEL SECURITY; "
+    "CREATE POLICY known ON plants USING (name <> 'secret')": "violates row-level security policy",
+    "CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+    "IF NEW.name = 'secret' THEN PERFORM * FROM missing; END IF; RETURN NEW; END $$; "
+    "CREATE TRIGGER acts BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION act()": (
+        "UndefinedTable (42P01, None)"
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "reason"), FAIL_FOR_ONE.items(), ids=["policy", "trigger"])
+def test_a_rule_that_fails_for_a_plant_keeps_out_no_others(
+    serve, connection, url, pool, rule, reason
+):
+    """The plant gets a 503 and not a 400: a missing right has the same SQLSTATE as a policy."""
     role = f"{connection.info.dbname}_role"
     connection.execute(
         f"CREATE ROLE {role} LOGIN; {SCHEMA}; GRANT SELECT, INSERT, UPDATE ON plants TO {role}; "
-        "ALTER TABLE plants ENABLE ROW LEVEL SECURITY; "
-        "CREATE POLICY known ON plants USING (name <> 'secret')"
+        f"{rule}"
     )
     server = serve(WEB_CONCURRENCY="1", DATABASE_URL=f"{url}&user={role}")
     plants = [{"id": n, "name": "n" if n != 7 else "secret"} for n in range(20)]
     for _ in range(3):
         statuses = [status for status, _ in pool.map(server.post, plants)]
         assert statuses == [503 if n == 7 else STORED for n in range(20)]
-    assert "violates row-level security policy" in server.out and "secret" not in server.out
+    assert reason in server.out and "secret" not in server.out
 
 
 def test_rivals_for_an_id_do_not_fail_each_other_at_any_isolation_level(serve, connection, pool):
