@@ -118,7 +118,7 @@ def proxy(server) -> Iterator[tuple[int, list[int]]]:
             self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.serve_forever).start()
+        threading.Thread(target=proxy.serve_forever, args=[0.01]).start()
         yield proxy.server_port, statuses
         proxy.shutdown()
 

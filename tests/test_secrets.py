@@ -4,7 +4,7 @@ import os
 import re
 import signal
 
-from tests.support.server import SHORT, STORED, TOKEN
+from tests.support.server import SHORT, STORED, TOKEN, receive
 from tests.support.wire import CHUNKED, HEAD, answers, post
 from tests.test_sqlite import execute
 
@@ -42,7 +42,9 @@ PARSER_ERRORS = {  # Statuses that only gunicorn's parser causes, and the error 
 }
 
 
-def test_the_log_gives_a_reason_for_each_failure_and_contains_no_token_and_no_body(serve, database):
+def test_the_log_gives_a_reason_for_each_failure_and_contains_no_token_and_no_body(
+    serve, send, database
+):
     """The same holds for responses, except that a 200 repeats the plant.
 
     If a response hides the reason of the database, the log has it for the operator.
@@ -50,9 +52,10 @@ def test_the_log_gives_a_reason_for_each_failure_and_contains_no_token_and_no_bo
     server = serve(SHORT, "--log-level=debug")
     assert server.health() == 200
     execute(database, TRIGGER)
+    late = [send(server, data) for data in (INCOMPLETE, HEAD)]  # They stay connected.
     received = [(status, server.send(data, ends=True)) for status, data in REQUESTS]
-    received.append((408, server.send(INCOMPLETE)))  # This client stays connected and is too slow.
-    assert server.send(HEAD) == server.send(HEAD, ends=True) == b""
+    received.append((408, receive(late[0])))
+    assert receive(late[1]) == server.send(HEAD, ends=True) == b""
     os.rename(database, database.with_name("elsewhere.db"))
     received.append((503, server.send(post(PLANT), ends=True)))
     os.kill(server.workers()[0], signal.SIGKILL)
