@@ -171,7 +171,7 @@ def check_health(storage: Storage) -> bytes:
 
 
 def require_http() -> None:
-    """Raise HTTPError if worker.py refused the request, or if HTTP/1.1 comes without one Host."""
+    """Raise HTTPError if worker.py refused the request, or unless HTTP/1.1 has exactly one Host."""
     environ = request.environ
     if refusal := environ.get("plants.refusal"):  # A status and a message.
         raise HTTPError(*refusal)

@@ -30,8 +30,8 @@ def on_starting(server: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if words := server.cfg.parser().parse_args(server.cfg.get_cmd_args_from_env()).args:
         # gunicorn would ignore a word that is not a setting, such as one that has lost its dashes,
-        # or a whole line in quotes. Show only its beginning: the rest could be a token.
-        sys.exit(f"GUNICORN_CMD_ARGS: {words[0].split('=')[0]} must be like --name=value")
+        # or a whole line in quotes. Show only what is before the =: the value could be a token.
+        sys.exit(f"GUNICORN_CMD_ARGS must be like --name=value, unquoted: {words[0].split('=')[0]}")
     if server.cfg.preload_app:  # No worker class works with it.
         sys.exit("--preload is not supported: the thread that stores plants would stay behind")
     if 0 in (server.cfg.workers, server.cfg.worker_connections):  # Nobody would be answered.

@@ -124,9 +124,9 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     # message, even a plant.
     reason = code if error.diag.context else str(error).partition("\n")[0]
     # A policy that refuses one plant, and a missing GRANT, which concerns all of them, have the
-    # same SQLSTATE. A trigger may fail for one plant, such as by a missing table, until somebody
-    # repairs it. So treat these like a lock: each half of the batch is stored alone, and the plants
-    # that are refused get a 503, not a 400 that says that retrying will not help.
+    # same SQLSTATE. A trigger may fail for one plant, for example because a table is missing. So
+    # treat these like a lock: each half of the batch is stored alone, and the plants that are
+    # refused get a 503, not a 400 that says that retrying will not help.
     denied = psycopg.ProgrammingError if error.diag.context else errors.InsufficientPrivilege
     is_locked = isinstance(error, errors.LockNotAvailable | denied)
     return Locked(reason) if is_locked else Unavailable(reason)
@@ -142,8 +142,8 @@ def parse_url(url: str) -> dict[str, Any]:
         if "invalid URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
             wrong = f"DATABASE_URL: {str(error).strip()}; correct or remove it"
         raise ValueError(wrong) from None
-    # A password with an unescaped / or @ can end up in the port, the host or the database name, so
-    # refuse such a URL without quoting it.
+    # A password with an unescaped / or @ can end up in the port, the host or the database name. One
+    # with a line break is hardly meant. Refuse such a URL without quoting it.
     port = str(given.get("port", 0)).replace(",", "0")
     if not port.isdecimal() or "\n" in url or "@" in f"{given.get('host')}{given.get('dbname')}":
         raise ValueError(wrong)

@@ -17,8 +17,8 @@ from storage import Engine, Locked, Rejected, Unavailable
 APPLICATION_ID = 0x504C4E54  # "PLNT"
 COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
 # Reads the end of the table, where the next plant goes: its page may be damaged, or a column may be
-# missing in an older file. Then writes the application_id that the file already has: only a write
-# shows that the file is not read-only. BEGIN IMMEDIATE alone would succeed.
+# missing in an older file. Then writes the application_id, although the file may have it already:
+# only a write shows that the file is not read-only. BEGIN IMMEDIATE succeeds on such a file, too.
 TRY_A_WRITE = f"""SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     PRAGMA application_id = {APPLICATION_ID}"""
 # Without fullfsync, macOS leaves synced data in the drive's volatile memory.
@@ -104,7 +104,7 @@ class SQLiteEngine(Engine):
         mounts, path = Path("/proc/self/mountinfo"), os.fsencode(f" {self._path} ")
         if mounts.exists() and path in mounts.read_bytes().replace(rb"\040", b" "):
             raise Unavailable(f"{self._path} is a mount; mount a folder, and name a file in it")
-        # If there is no file, create it. SQLite would let everybody read it.
+        # If there is no file, create it here. SQLite would create one that everybody may read.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
         # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
@@ -171,6 +171,6 @@ def translate_errors(path: str) -> Iterator[None]:
     except sqlite3.IntegrityError as error:  # Its message may quote a plant.
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
     except (sqlite3.Error, OSError) as error:
-        # A constraint or a trigger that somebody added may fail for one plant in this way.
+        # SQLITE_ERROR may concern one plant, for which somebody's constraint or trigger fails.
         kind = Locked if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR" else Unavailable
         raise kind(f"{path}: {getattr(error, 'strerror', error)}") from None

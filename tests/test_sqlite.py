@@ -61,7 +61,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("content", "words"), REFUSED.values(), ids=REFUSED)
-def test_a_file_that_is_not_ours_ends_the_start_in_one_line(serve, database, content, words):
+def test_a_file_that_can_not_be_used_ends_the_start_in_one_line(serve, database, content, words):
     """The start does not change the file."""
     if isinstance(content, bytes):
         database.write_bytes(content)

@@ -58,10 +58,15 @@ def test_a_second_backup_on_one_day_is_another_file_and_both_are_private(serve, 
     assert run(tmp_path, BACKUP) == "ok\n1\n"
     backups = [*(tmp_path / "backups").iterdir()]
     assert [backup.stat().st_mode & 0o777 for backup in backups] == [0o600] * 2
-    server.kill()
-    assert (tmp_path / "plants.db-wal").stat().st_size
+
+
+def test_after_a_crash_sqlite3_copies_the_wal_into_the_file(serve, tmp_path):
+    """A large one would take longer than a start waits."""
+    with serve() as server:
+        assert server.post(MONSTERA)[0] == STORED
+    assert (wal := tmp_path / "plants.db-wal").stat().st_size
     assert run(tmp_path, command("flock plants.db-lock sqlite3 plants.db")) == "0|0|0\n"
-    assert not (tmp_path / "plants.db-wal").exists()
+    assert not wal.exists() and b"Monstera" in (tmp_path / "plants.db").read_bytes()
 
 
 def test_a_backup_is_restored_and_what_is_newer_is_added(serve, tmp_path, url):

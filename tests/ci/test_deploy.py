@@ -132,7 +132,7 @@ def test_other_hosts_reach_it_through_caddy(host):
     answer = r'(?is)x-request-id: (\S+).*\n\n{"name": "Monstera", .*}\n$'
     request_id = wait_until(lambda: re.search(answer, host.run(curl)))[1]
     complaint = block("sh", "journalctl --unit plants --output cat | grep ID")
-    given = {"ID": request_id, "05:30": "-1h", "05:40": "now", "ADDRESS": "127.0.0.1"}
+    given = {"ID": request_id, "05:30 UTC": "-1h", "05:40 UTC": "now", "ADDRESS": "127.0.0.1"}
     complaint = re.sub("|".join(given), lambda found: given[found[0]], complaint)
     logged = f'"id": "{request_id}"(?s:.*)"remote_ip":"127.0.0.1".*{request_id}'
     wait_until(lambda: re.search(logged, host.run(f"set +e\n{complaint}true")))

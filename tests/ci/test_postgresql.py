@@ -170,7 +170,10 @@ FAIL_FOR_ONE = {  # What fails for one plant, and the reason in the log.
 def test_a_rule_that_fails_for_a_plant_keeps_out_no_others(
     serve, connection, url, pool, rule, reason
 ):
-    """The plant gets a 503 and not a 400: a missing right has the same SQLSTATE as a policy."""
+    """The plant gets a 503 and not a 400, since a retry may help.
+
+    A missing right has the same SQLSTATE as a policy, and a missing table may be created.
+    """
     role = f"{connection.info.dbname}_role"
     connection.execute(
         f"CREATE ROLE {role} LOGIN; {SCHEMA}; GRANT SELECT, INSERT, UPDATE ON plants TO {role}; "
