@@ -74,14 +74,16 @@ def test_a_start_with_reuse_port_prints_a_command_with_the_address_that_is_bound
 
 def test_a_start_on_all_addresses_of_ipv6_prints_a_command_with_one_that_a_client_can_use(serve):
     """[::] is only an address to listen at. The URL is quoted, since zsh expands brackets."""
-    server = serve(command=[HERE[0], "--bind=[::]:0"], PLANTS_TOKENS=None)
+    command = [HERE[0], "--bind=[::]:0"]
+    server = serve(command=command, PLANTS_TOKENS=None, WEB_CONCURRENCY="1")
     wait_until(lambda: re.search(r"\ncurl 'http://\[::1\]:\d+'/plants ", server.err))
 
 
 def test_a_start_on_a_unix_socket_prints_a_command_that_stores_a_plant(serve, tmp_path, stored):
     """The path of the socket is quoted for a shell, since it may contain spaces."""
     path = tmp_path / "a socket"
-    server = serve(command=[HERE[0], f"--bind=unix:{path}"], PLANTS_TOKENS=None)
+    command = [HERE[0], f"--bind=unix:{path}"]
+    server = serve(command=command, PLANTS_TOKENS=None, WEB_CONCURRENCY="1")
     line = wait_until(lambda: re.search(r"\ncurl .*\n.*\n.*}'\n", server.err))[0]
     _, option, socket_path, url, *options = shlex.split(line.replace("\\\n", ""))
     assert (option, socket_path) == ("--unix-socket", str(path))

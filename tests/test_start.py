@@ -113,7 +113,7 @@ def test_a_url_that_depends_on_files_is_accepted(open_storage, tmp_path, monkeyp
 
 def test_white_space_around_the_url_is_ignored(serve, database):
     """Secrets often end in a line break."""
-    server = serve(DATABASE_URL=f" sqlite:///{database}\n")
+    server = serve(DATABASE_URL=f" sqlite:///{database}\n", WEB_CONCURRENCY="1")
     assert server.health() == 200
     assert {file.name.partition("-")[0] for file in database.parent.glob("*.db*")} == {"plants.db"}
 
@@ -134,7 +134,7 @@ def test_a_file_whose_name_ends_in_white_space_is_renamed_by_the_command_of_the_
         server = serve(DATABASE_URL=url)
         fails_with(server, f"stop the service and rename .*: test ! -e {database} .*-wal$")
         subprocess.run(server.said()[0].rpartition("is one: ")[2], shell=True, check=True)
-    assert serve(DATABASE_URL=url).health() == 200
+    assert serve(DATABASE_URL=url, WEB_CONCURRENCY="1").health() == 200
     assert stored() == [(1, "one", None)]
 
 
@@ -221,7 +221,7 @@ server.serve_forever()
 )
 def test_any_wsgi_server_stores_plants(serve, stored, command):
     """Some servers let the application find the end of a body."""
-    server = serve(command=command)
+    server = serve(command=command, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA) == (STORED, ANSWER)
     for line in (b"Content-Length: seven", b"Transfer-Encoding: chunked"):
         with server.connect() as connection:
