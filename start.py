@@ -42,7 +42,7 @@ def get_storage(url: str) -> Storage:
         path = unquote(url.removeprefix("sqlite:///"))
         if space and os.path.exists(path + space):
             # An earlier version, which did not ignore white space, made this file. If we created
-            # another one without it, the plants would seem to be gone.
+            # another file, without white space in its name, the plants would seem to be gone.
             new = shlex.quote(path)
             old = new + "[[:space:]]" * len(space)
             raise ValueError(

@@ -65,8 +65,8 @@ class Engine(abc.ABC):
         Without plants, this is a health check: read the end of the table, where the next plant
         would go, and commit a small write that is as durable as a plant's.
 
-        Raises Unavailable. If one of the plants may be at fault, raises Rejected or Locked, which
-        is Unavailable, too. `lock_limit` is how many milliseconds to wait for a locked row.
+        Waits for a locked row for at most `lock_limit` milliseconds. Raises Rejected or Locked if
+        one of the plants may be at fault, and Unavailable otherwise.
         """
 
     @abc.abstractmethod

@@ -127,8 +127,8 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     # same SQLSTATE. A trigger may fail for one plant, for example because a table is missing. So
     # treat these like a lock: each half of the batch is stored alone, and the plants that are
     # refused get a 503, not a 400 that says that retrying will not help.
-    denied = psycopg.ProgrammingError if error.diag.context else errors.InsufficientPrivilege
-    is_locked = isinstance(error, errors.LockNotAvailable | denied)
+    kind = psycopg.ProgrammingError if error.diag.context else errors.InsufficientPrivilege
+    is_locked = isinstance(error, errors.LockNotAvailable | kind)
     return Locked(reason) if is_locked else Unavailable(reason)
 
 

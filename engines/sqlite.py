@@ -112,8 +112,9 @@ class SQLiteEngine(Engine):
             trial.write(bytes(2**16))
         # If the -shm was deleted while another process has the file open, that process still uses
         # the deleted index of the WAL. We would make a second index, and the two processes would
-        # destroy the file. A process that has the file open holds a lock on these bytes:
-        # SHARED_FIRST and SHARED_SIZE (sqlite.org/src/file/src/os.h).
+        # destroy the file. So refuse it if a process holds the lock that belongs to every open
+        # file, on the bytes SHARED_FIRST and SHARED_SIZE (sqlite.org/src/file/src/os.h). An
+        # empty file has no WAL yet, so it needs no such check.
         if os.path.getsize(self._path) and not os.path.exists(f"{self._path}-shm"):
             with open(self._path, "rb+") as file, translate_errors(f"{self._path}-shm {GONE}"):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
@@ -149,8 +150,7 @@ class SQLiteEngine(Engine):
         # WAL brings them to the disk. We would append to them, a power cut would lose them, and
         # SQLite would stop reading at the gap: plants behind it that were synced would be lost,
         # too. The checkpoint copies the frames into the file and syncs that, so that nothing
-        # depends on them.
-        # tests/ci/test_crashes.py shows the loss without it.
+        # depends on them. tests/ci/test_crashes.py shows the loss without it.
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is checkpointing it; stop that first")
 

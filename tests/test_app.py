@@ -213,7 +213,7 @@ def test_the_log_has_one_line_of_json_for_each_request_and_no_request_can_forge_
 ):
     """The line leaves out the query. A health check that succeeds has no line.
 
-    Its member `token` is what `printf %s TOKEN | sha256sum | cut -c 1-8` prints for a valid token.
+    For a valid token, the member `token` is what `printf %s TOKEN | sha256sum | cut -c 1-8` prints.
     """
     client.get("/healthz")
     path = "/a%0A%1B%5B31m%22%E2%80%A8"

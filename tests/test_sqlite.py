@@ -154,7 +154,7 @@ def test_a_batch_is_committed_before_the_files_are_compared(engine, url, monkeyp
 
 
 def test_no_plant_is_acknowledged_once_the_folder_is_deleted(open_storage, tmp_path):
-    """Making the folder again would not help, and a restart would end all hold on its files."""
+    """A new folder would not help. A restart would end the workers that still hold its files."""
     (folder := tmp_path / "folder").mkdir()
     (storage := open_storage(f"sqlite:///{folder}/plants.db")).add(ONE)
     folder.rename(tmp_path / "kept")
@@ -187,7 +187,7 @@ def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
 def test_no_process_opens_a_file_that_another_one_has_open_with_a_deleted_shm(
     engine, serve, database, deleted
 ):
-    """The two would overwrite what the other one writes: plants that got a 200 would be lost."""
+    """Each would overwrite what the other one writes, and lose plants that got a 200."""
     engine.insert([ONE], 100)
     for suffix in deleted:
         os.remove(f"{database}{suffix}")

@@ -148,10 +148,12 @@ def test_the_start_finds_its_modules_with_a_safe_path(serve, tmp_path):
     assert server.wait() == 0
     assert "plants are stored in SQLite" in server.err
     assert {each.name for each in tmp_path.glob("*.db*")} == {"plants.db", "plants.db-lock"}
+    assert serve(PYTHONSAFEPATH="1", WEB_CONCURRENCY="1").post(MONSTERA)[0] == STORED
 
 
 def test_ctrl_c_during_the_start_prints_no_traceback(serve, tmp_path):
     """The start is still importing a module, or a server that says nothing keeps it waiting."""
+    # Python imports this file in place of Bottle.
     (tmp_path / "bottle.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
     server = serve(command=[sys.executable, "start.py"], PYTHONPATH=str(tmp_path))
     assert server.wait() == -signal.SIGINT and not server.err
@@ -225,11 +227,11 @@ OTHER_SERVERS = {
 
 def test_any_wsgi_server_stores_plants(serve, url):
     """Some servers let the application find the end of a body."""
-    one = {"WEB_CONCURRENCY": "1"}
-    for server in [
-        serve(command=command, DATABASE_URL=f"{url}-{name}", **one)
+    servers = [
+        serve(command=command, DATABASE_URL=f"{url}-{name}", WEB_CONCURRENCY="1")
         for name, command in OTHER_SERVERS.items()
-    ]:
+    ]
+    for server in servers:
         assert server.post(MONSTERA) == (STORED, ANSWER)
         for line in (b"Content-Length: seven", b"Transfer-Encoding: chunked"):
             with server.connect() as connection:

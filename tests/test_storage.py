@@ -261,7 +261,8 @@ def test_requests_that_have_arrived_share_a_batch(monkeypatch, engine):
 
     def arrive(rounds: int) -> None:
         for _ in range(rounds):
-            time.sleep(0.001)  # Another thread of the process gets its turn.
+            # Let the thread of the pool run: without gather(), it would take the batch now.
+            time.sleep(0.001)
             gevent.sleep(0)
         arrived.append(rounds)
 
