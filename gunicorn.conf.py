@@ -4,9 +4,11 @@ gunicorn reads this file by itself in the folder where it is started.
 """
 
 import os
+import re
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -14,11 +16,9 @@ from typing import Any
 
 from gunicorn.util import set_owner_process
 
-# The only values that worker.Worker supports. With other ones it would have to speak another
-# protocol. With the parser of gunicorn_h1c, clients get a 400 where they should get a 413 or a 501.
-SUPPORTED: dict[str, Any] = {"certfile": None, "keyfile": None, "http_protocols": ["h1"]}
-SUPPORTED |= {"http2_cleartext": "off", "proxy_protocol": "off", "protocol": "http"}
-SUPPORTED |= {"http_parser": "python"}
+# worker.Worker does not do what these settings say. With a certificate it would encrypt nothing,
+# and tokens would cross the network in plain text.
+UNSUPPORTED = ("certfile", "keyfile", "proxy_protocol")
 ADVICE = "leave it out, or use --worker-class gevent; to encrypt, use a proxy or a platform"
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 new_token = secrets.token_urlsafe(32)
@@ -32,19 +32,19 @@ def on_starting(server: Any) -> None:
         # gunicorn would ignore a word that is not a setting, such as one that has lost its dashes,
         # or a whole line in quotes. Show only what is before the =: the value could be a token.
         sys.exit(f"GUNICORN_CMD_ARGS must be like --name=value, unquoted: {words[0].split('=')[0]}")
-    if server.cfg.preload_app:  # No worker class works with it.
-        sys.exit("--preload is not supported: the thread that stores plants would stay behind")
     if 0 in (server.cfg.workers, server.cfg.worker_connections):  # Nobody would be answered.
         sys.exit("--worker-connections, --workers and WEB_CONCURRENCY must not be 0")
-    for name, value in SUPPORTED.items():
-        if server.cfg.worker_class_str == worker_class and getattr(server.cfg, name) != value:
+    for name in UNSUPPORTED:
+        is_set = getattr(server.cfg, name) != server.cfg.settings[name].default
+        if is_set and server.cfg.worker_class_str == worker_class:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
+    if server.app.app_uri != wsgi_app:  # Somebody else's application opens no database of ours.
+        return
     # Run start.py as the user that the workers become: the workers must be able to write the files
     # that it makes.
     become = partial(set_owner_process, server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
     try:
-        # This is a process of its own. If the master imported the service, the workers would
-        # inherit it, but gevent has to patch a worker before the worker imports the service.
+        # This is a process of its own, since the master must not import the service: see start.py.
         if subprocess.call([sys.executable, START], preexec_fn=become):
             sys.exit(1)
     except (OSError, subprocess.SubprocessError):
@@ -53,15 +53,17 @@ def on_starting(server: Any) -> None:
 
 def when_ready(server: Any) -> None:
     """Print how to store a plant, if the token was made for this run and nobody else knows it."""
-    if os.environ["PLANTS_TOKENS"] != new_token:
+    if os.environ["PLANTS_TOKENS"] != new_token or server.app.app_uri != wsgi_app:
         return
     # With --reuse-port, each worker has listeners of its own.
     listeners = server.LISTENERS or ["http://{}:{}".format(*server.cfg.address[0])]
-    address = str(listeners[0]).replace("//0.0.0.0:", "//127.0.0.1:").replace("[::]", "[::1]")
+    address = next((str(each) for each in listeners if "://" in str(each)), None)
+    if not address:
+        sys.stderr.write("PLANTS_TOKENS is not set, so no client can store a plant: set it\n")
+        return
+    # A client can't connect to "all addresses".
+    address = re.sub(r"//(0\.0\.0\.0|\[::\]|::):", "//127.0.0.1:", address)
     target, page = shlex.quote(address), f"A page to try it is at {address}/\n\n"
-    if address.startswith("unix:"):
-        path, page = shlex.quote(address.removeprefix("unix:")), ""
-        target = f"--unix-socket {path} http://localhost"
     sys.stderr.write(
         "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
         f"curl {target}/plants -H 'Content-Type: application/json' \\\n"
@@ -76,17 +78,33 @@ def post_fork(server: Any, worker: Any) -> None:
         signal.signal(each, signal.SIG_DFL)
 
 
+def post_worker_init(worker: Any) -> None:
+    """Begin the application in the worker, in which gevent has patched everything by now.
+
+    Before, worker.wsgi is the function that makes the application: wsgi_app does not call it.
+    """
+    if worker.app.app_uri == wsgi_app:
+        worker.wsgi = worker.wsgi()
+        worker.storage = worker.wsgi.config["storage"]
+        worker.storage.start()
+
+
 def worker_exit(server: Any, worker: Any) -> None:
     """Store what is queued and close the database, while threads can still be started."""
-    if app := getattr(worker, "wsgi", None):  # A worker that failed to start has none.
-        app.config["storage"].close()
+    # A worker of somebody else's application has no storage, nor has one that failed to start.
+    if hasattr(worker, "storage"):
+        worker.storage.close()
 
 
 os.environ.setdefault("PLANTS_TOKENS", new_token)  # One token for all workers.
 
-wsgi_app = "start:get_app()"
+wsgi_app = "start:get_app"  # not called, see post_worker_init()
 worker_class = "worker.Worker"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
+# Platforms set PORT. Some of them connect only by IPv6. This one socket accepts IPv4 as well, even
+# where IPv6 is disabled.
+if "PORT" in os.environ and socket.has_dualstack_ipv6():
+    bind = f"[::]:{os.environ['PORT']}"
 # Clients send far fewer headers. Each one costs time.
 limit_request_fields = 64
 # Seconds. Longer than Caddy's 120, or Caddy would sometimes use a connection that was just closed.

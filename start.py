@@ -1,14 +1,16 @@
 """The wiring: makes a storage and an application from the environment variables.
 
 gunicorn.conf.py runs this file once, before the workers start. Then each worker calls get_app().
-`python start.py` checks the settings by hand.
+`python start.py` checks the settings by hand. It imports the service only inside its functions:
+gevent has to patch a worker first, but gunicorn's master imports this file with --preload.
 """
 
+import argparse
 import os
 import re
-import shlex
 import signal
 import sys
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 if __name__ == "__main__":  # In a worker, gunicorn has set its own handlers already.
@@ -17,15 +19,20 @@ if __name__ == "__main__":  # In a worker, gunicorn has set its own handlers alr
 # With PYTHONSAFEPATH, Python does not find the modules beside this file by itself.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from app import App, create_app
-from engines.sqlite import SQLiteEngine
-from storage import Rejected, Storage, Unavailable
+if TYPE_CHECKING:
+    from app import App
+    from storage import Storage
 
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")  # a b64token (RFC 6750 section 2.1)
 
 
-def get_app() -> App:
-    """Return the application that the environment describes. Raises ValueError."""
+def get_app() -> "App":
+    """Return the application that the environment describes. Raises ValueError.
+
+    Call it in the process that serves the requests, or before a server forks that process.
+    """
+    from app import create_app
+
     if "PORT" in os.environ and "DATABASE_URL" not in os.environ:
         raise ValueError(
             "PORT is set, so set DATABASE_URL too: to a server, to a file on a disk that persists, "
@@ -35,24 +42,16 @@ def get_app() -> App:
     return create_app(get_storage(os.environ.get("DATABASE_URL", "sqlite:///plants.db")), tokens)
 
 
-def get_storage(url: str) -> Storage:
-    """Return the storage that `url` names; its writer opens it. Raises ValueError."""
-    url, space = url.strip(), url[len(url.rstrip()) :]  # Secrets often end in a line break.
+def get_storage(url: str) -> "Storage":
+    """Return the storage that `url` names; nothing is opened yet. Raises ValueError."""
+    from engines.sqlite import SQLiteEngine
+    from storage import Storage
+
+    url = url.strip()  # Secrets often end in a line break.
     if re.fullmatch(r"sqlite:///(?!:memory:)[^?]+", url):
-        path = unquote(url.removeprefix("sqlite:///"))
-        if space and os.path.exists(path + space):
-            # An earlier version, which did not ignore white space, made this file. If we created
-            # another file, without white space in its name, the plants would seem to be gone.
-            new = shlex.quote(path)
-            old = new + "[[:space:]]" * len(space)
-            raise ValueError(
-                "the name of the SQLite file ends in white space, which is now ignored in "
-                "DATABASE_URL; stop the service and rename the file, and its -wal if there is one: "
-                f"test ! -e {new} && mv {old} {new} && mv {old}-wal {new}-wal"
-            )
-        return Storage(SQLiteEngine(path))
+        return Storage(SQLiteEngine(unquote(url.removeprefix("sqlite:///"))))
     if url.startswith(("postgresql://", "postgres://")):
-        # Imported here, so that SQLite does without psycopg.
+        # SQLite does without psycopg.
         from engines.postgresql import PostgreSQLEngine
 
         return Storage(PostgreSQLEngine(url))
@@ -78,19 +77,28 @@ def main() -> None:
 
     Exit with 1 if a setting is wrong, or if a SQLite file can't be used.
     """
+    parser = argparse.ArgumentParser(description=main.__doc__, allow_abbrev=False)
+    parser.add_argument("--existing", action="store_true", help="fail if there is no database yet")
+    arguments = parser.parse_args()
+
+    from engines.sqlite import SQLiteEngine
+    from storage import Misconfigured, Rejected, Unavailable
+
     try:
         storage = get_app().config["storage"]
+    except ValueError as error:
+        sys.exit(str(error))
+    storage.engine.creates = not arguments.existing
+    try:
         # Seconds. After a crash, SQLite first reads all of plants.db-wal, which may be large.
         storage.check(15.0)
         storage.close()
         report = f"plants are stored in {storage.engine.description}"
-    except ValueError as error:  # from get_app(), or a host's name is too long for DNS
-        sys.exit(str(error))
     except (Rejected, Unavailable) as error:
         report = f"plants can't be stored in {storage.engine.description}: {error}"
-        if isinstance(storage.engine, SQLiteEngine):
+        # A server may come back by itself, so start anyway. Anything else needs the operator.
+        if isinstance(error, Misconfigured) or isinstance(storage.engine, SQLiteEngine):
             sys.exit(report)
-        # A server may come back by itself, so start anyway. A file needs the operator.
         report += "; starting anyway, answering 503 until it can"
     print(report, file=sys.stderr)
 

@@ -42,10 +42,15 @@ class Locked(Unavailable):
     """This plant can't be written now: its row is locked, access is denied, or a trigger fails."""
 
 
+class Misconfigured(Unavailable):
+    """Waiting will not help: a setting can never work, or the database is not the one it names."""
+
+
 class Engine(abc.ABC):
     """A database with a table of plants. One thread at a time uses it; the first use opens it."""
 
     description: str  # the database and its place, without a password
+    creates: bool  # whether the first use may begin a new database if there is none
 
     @abc.abstractmethod
     def run(self, store: Callable[[], None]) -> None:
@@ -74,18 +79,24 @@ class Engine(abc.ABC):
         """Close the connection, if there is one."""
 
 
-BUSY = Unavailable("the storage is busy or hangs")  # an entry's outcome until the writer sets one
 DIFFERENT = Conflict("id: already used by a different plant, which was not changed")
 IGNORED = Rejected("the plant was not stored: a trigger keeps it out")
 
 
 class Entry:
-    """A plant in the queue, or None for a health check."""
+    """A plant in the queue, or None for a health check. The writer settles it."""
 
     def __init__(self, plant: Plant | None) -> None:
         self.plant = plant
-        self.failure: Exception | None = BUSY  # None once it is stored
-        self.done = threading.Event()
+        self.is_settled = False  # whether its outcome is known
+        self.failure: Exception | None = None  # the outcome: why it failed, or None for a success
+        self.done = threading.Event()  # set once its whole batch is settled
+
+    def settle(self, failure: Exception | None) -> None:
+        """Set the outcome."""
+        # In this order: a request that gives up may just be reading both.
+        self.failure = failure
+        self.is_settled = True
 
 
 class Storage:
@@ -97,10 +108,10 @@ class Storage:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Start the writer, which opens the database."""
+        """Keep the engine for later: nothing is opened and no thread begins before start()."""
         self.engine = engine
         # The first entry is a health check, so that each worker opens the file at its start. An
-        # idle one might otherwise first open it after a deletion, and create an empty file.
+        # idle one might otherwise first open it after it was replaced, and accept another file.
         self._queue = deque([Entry(None)])
         self._batch: list[Entry] = []
         self._wake_up = threading.Event()  # set when there is something to do for the writer
@@ -108,8 +119,20 @@ class Storage:
         self._is_closed = False
         # Until this time, by time.monotonic(), the last write proves that plants can be stored.
         self._proven_until = 0.0
-        self._writer = threading.Thread(target=self._write, daemon=True)
-        self._writer.start()
+        self._writer: threading.Thread | None = None
+        self._start_lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the writer, which opens the database. Later calls do nothing.
+
+        A thread does not survive a fork, so call this in the process that serves the requests. If
+        nobody does, the first request does.
+        """
+        with self._start_lock:
+            if self._writer is None:
+                writer = threading.Thread(target=self._write, daemon=True)
+                writer.start()
+                self._writer = writer
 
     def add(self, plant: Plant) -> None:
         """Store `plant` durably, unless it already is. Raises Conflict, Rejected or Unavailable."""
@@ -125,21 +148,29 @@ class Storage:
         """Store what is queued, and close the connection for good."""
         self._is_closed = True
         self._wake_up.set()
-        self._writer.join(5)  # seconds; a database that hangs must not stop the process from ending
+        if self._writer:
+            self._writer.join(5)  # seconds; a database that hangs must not keep the process alive
+
+    def pending(self) -> int:
+        """Return how many requests wait in the queue."""
+        return len(self._queue)
 
     def _wait_for(self, entry: Entry, limit: float) -> None:
         """Queue `entry` and wait until the writer has set its outcome; raise its failure."""
         if self._is_closed:  # The writer has ended, or will soon.
             raise Unavailable("the storage is closed")
+        self.start()
         self._queue.append(entry)
         self._wake_up.set()
         if not entry.done.wait(limit):
             # Withdraw it. If it is no longer in the queue, the writer is storing it.
             with contextlib.suppress(ValueError):
                 self._queue.remove(entry)
-        if failure := entry.failure:  # Read once: the writer may just be setting it.
+        if not entry.is_settled:
+            raise Unavailable("the storage is busy or hangs")
+        if entry.failure:
             # Raise a copy: the batch shares one exception, and every raise lengthens its traceback.
-            raise copy.copy(failure) from failure
+            raise copy.copy(entry.failure) from entry.failure
 
     def _write(self) -> None:
         """Be the writer: store one batch after the other, and wake the requests that wait for it.
@@ -184,23 +215,29 @@ class Storage:
                 self._store(entries[middle:], PART_LOCK_LIMIT)
             else:
                 for entry in entries:
-                    entry.failure = copy.copy(error)
+                    entry.settle(copy.copy(error))
             return
         # If every plant is a conflict, maybe nothing was written, and that proves nothing.
         has_written = not plants or any(stored.get(each) == plants[each] for each in plants)
         if has_written:
             self._proven_until = time.monotonic() + 1
+        unproven = []
         for entry in entries:
-            plant = entry.plant
-            found = plant and stored.get(plant.id)
-            if found != plant:
-                entry.failure = DIFFERENT if found else IGNORED
-            elif has_written and (not plant or plant == plants[plant.id]):
-                entry.failure = None
-        # Two kinds of entries have no outcome yet. One is a health check in a batch that stored no
-        # plant. The other is a plant that equals the stored one, but was not passed to insert(),
-        # because an earlier, different plant of the batch has the same id. Each needs a write.
-        if unproven := [entry for entry in entries if entry.failure is BUSY]:
+            if entry.plant is None:
+                was_written = has_written
+            elif (found := stored.get(entry.plant.id)) == entry.plant:
+                # It was not written itself if an earlier, different plant of the batch has its id.
+                was_written = entry.plant == plants[entry.plant.id]
+            else:
+                entry.settle(DIFFERENT if found else IGNORED)
+                continue
+            if was_written:
+                entry.settle(None)
+            else:
+                unproven.append(entry)
+        # A success promises a synced write, so make one for those that have none yet: health checks
+        # in a batch that stored no plant, and plants that equal the stored ones.
+        if unproven:
             self._store(unproven, lock_limit)
 
     def _fail(self, error: Exception) -> None:
@@ -208,5 +245,5 @@ class Storage:
         self._proven_until = 0.0
         # If run() failed before the batch was taken from the queue, fail what would be in it now.
         for entry in self._batch or self._take():
-            if entry.failure is BUSY:
-                entry.failure = error
+            if not entry.is_settled:
+                entry.settle(error)

@@ -12,7 +12,7 @@ from psycopg import errors
 
 from engines import gather
 from plant import Plant
-from storage import Engine, Locked, Rejected, Unavailable
+from storage import Engine, Locked, Misconfigured, Rejected, Unavailable
 
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
@@ -43,9 +43,18 @@ PLANT_ERRORS = errors.IntegrityError, errors.DataError, errors.ProgramLimitExcee
 # are among PLANT_ERRORS.
 RAISES = "exec_stmt_raise", "exec_stmt_assert"
 
+GONE = (
+    "is missing: if plants were stored there, read docs/postgresql.md before you restart; "
+    "otherwise correct DATABASE_URL"
+)
+
 
 class PostgreSQLEngine(Engine):
     """One connection to a server. psycopg notices gevent, and its waits are cooperative."""
+
+    # A worker creates the table, too: the server may come up after the start. But it does so only
+    # until it has seen the table. A table that was there and is gone is a loss.
+    creates = True
 
     def __init__(self, url: str) -> None:
         """Name a database. Raises ValueError, without any part of a password."""
@@ -91,19 +100,20 @@ class PostgreSQLEngine(Engine):
                     connection.cancel_safe(timeout=1)  # seconds
 
     def _connect(self) -> psycopg.Connection:
-        """Connect, and create the table if there is none."""
-        connection = self._connection = psycopg.connect(
-            **self._server, autocommit=True, cursor_factory=psycopg.ClientCursor
-        )
+        """Connect, and create the table if there is none and never was."""
+        connection = self._connection = connect(self._server)
         connection.add_notice_handler(self._note)
         self._is_replicated = True  # False once a commit gave up waiting for the standbys
         try:
             if connection.execute("SELECT to_regclass('plants')").fetchone() == (None,):
+                if not self.creates:
+                    raise Misconfigured(f"the table plants of {connection.info.dbname} {GONE}")
                 # Several processes may create it at once: all but the first one fail.
                 with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
                     connection.execute(SCHEMA)
         except psycopg.Error as error:  # Whatever it is, no plant is at fault.
             raise Unavailable(str(translate(error))) from None
+        self.creates = False
         self.description = f"PostgreSQL in {connection.info.dbname} at {connection.info.host}"
         return connection
 
@@ -113,6 +123,23 @@ class PostgreSQLEngine(Engine):
         The notice has no SQLSTATE of its own, only the name of the server's function.
         """
         self._is_replicated &= notice.source_function != "SyncRepWaitForLSN"
+
+
+def connect(server: Mapping[str, Any]) -> psycopg.Connection:
+    """Connect by libpq's parameters. Raises Misconfigured if libpq can never accept one of them."""
+    try:
+        return psycopg.connect(**server, autocommit=True, cursor_factory=psycopg.ClientCursor)
+    except UnicodeError as error:  # from the codec for the names of hosts
+        raise Misconfigured(f"DATABASE_URL: the host's name is not valid: {error}") from None
+    except psycopg.Error as error:
+        # libpq and psycopg check most values only when they connect. Such an error has no SQLSTATE,
+        # but neither has one of a server that is down, so look at the words.
+        found = re.search(r"(invalid|weak|bad value|could not match) .*", str(error))
+        if error.sqlstate or not found:
+            raise
+        # The value may be a part of a password.
+        reason = re.sub(r"""(value|number|timeout):? ["'].*?["']""", r"\1", found[0])
+        raise Misconfigured(f"DATABASE_URL: {reason}") from None
 
 
 def translate(error: psycopg.Error) -> Rejected | Unavailable:
@@ -148,17 +175,6 @@ def parse_url(url: str) -> dict[str, Any]:
     if not port.isdecimal() or "\n" in url or "@" in f"{given.get('host')}{given.get('dbname')}":
         raise ValueError(wrong)
     hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
-    # libpq and psycopg check most values only when they connect. So try to connect to a multicast
-    # address: the system refuses that at once, and nothing is sent. Leave out the parameter
-    # `service`: the file that defines the service may appear later.
-    trial = {**given, "hostaddr": ",".join(["224.0.0.1"] * len(hosts)), "service": None}
-    try:
-        psycopg.connect(**trial).close()
-    except psycopg.Error as error:
-        if found := re.search(r"(invalid|weak|bad value|could not match) .*", str(error)):
-            # The value may be a part of a password.
-            reason = re.sub(r"""(value|number|timeout):? ["'].*?["']""", r"\1", found[0])
-            raise ValueError(f"DATABASE_URL: {reason}") from None
     return {
         "connect_timeout": 2,  # seconds, for each address
         "keepalives_idle": 60,  # seconds; routers forget silent connections

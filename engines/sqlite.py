@@ -4,11 +4,12 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import gevent.util
+import gevent
 
 from engines import gather
 from plant import Plant
@@ -25,10 +26,8 @@ TRY_A_WRITE = f"""SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
 PREPARE = f"""
     PRAGMA synchronous = FULL; PRAGMA fullfsync = ON;
     PRAGMA journal_size_limit = {2**23};  -- bytes, to which SQLite cuts a larger plants.db-wal
-    BEGIN IMMEDIATE;
-    CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;
-    {TRY_A_WRITE}; PRAGMA user_version = 1;
-    COMMIT"""
+    BEGIN IMMEDIATE; {{create}} {TRY_A_WRITE}; PRAGMA user_version = 1; COMMIT"""
+CREATE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT;"
 # A plant that equals the stored one is written once more, so that the sync covers it, too. There is
 # no RETURNING: a cursor that is read halfway keeps its transaction open, and all later plants would
 # be acknowledged, but lost. Without rows to fetch, execute() returns after the commit.
@@ -36,98 +35,163 @@ INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
     DO UPDATE SET id = plants.id WHERE name = excluded.name AND tag IS excluded.tag"""
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
 # A restart would end the workers that still hold the deleted files, which can be copied from them.
-GONE = "was deleted or replaced; do not restart: see docs/data.md"
+GONE = "was deleted or replaced: read docs/data.md before you restart"
+NOWHERE = f"{GONE}; if it never existed, correct DATABASE_URL or run python start.py"
+LOST = (
+    "{0} is missing or empty, but {0}-lock shows that plants were stored here; restore a backup, "
+    "or, to begin anew (or if none were ever stored here), delete {0}-lock"
+)
 
 
 class SQLiteEngine(Engine):
-    """A connection to a file that several processes write to and checkpoint, one at a time."""
+    """A connection to a file that several processes write to and checkpoint, one at a time.
+
+    plants.db-lock is made last of all files. Where it is, plants may have been stored, so a missing
+    or empty plants.db is a loss, and nobody makes a new one.
+    """
+
+    creates = False  # No worker makes a file: it would hide that one was deleted. The start does.
 
     def __init__(self, path: str) -> None:
         """Name a file. Raises ValueError if no file can have this name."""
         # SQLite keeps its other files beside the file that a link leads to.
         self._path = os.path.realpath(path)
+        self._folder = os.path.dirname(self._path)
+        self._lock_path = f"{self._path}-lock"
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
-        self._connection: sqlite3.Connection | None = None  # once opened, it is never opened again
+        self._lock: int | None = None  # the descriptor that locked() uses again
+        self._connection: sqlite3.Connection | None = None  # once closed, it is never opened again
 
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` in a real thread: while sqlite3 waits in C, no greenlet could run."""
         gather()
-        # As a decorator, locked() holds the lock while `store` runs in the thread. The pool prints
-        # every error that is raised in its threads, and the message may contain plants. So
-        # wrap_errors() makes a function that returns the error instead, and it is raised here.
-        locked_store = gevent.util.wrap_errors(Exception, self.locked()(store))
-        if error := gevent.get_hub().threadpool.apply(locked_store):
-            raise error
+        failures: list[Exception] = []
+
+        def store_alone() -> None:
+            # The pool would print what is raised in its thread, and the message may contain plants.
+            try:
+                with self.locked():
+                    store()
+            except Exception as error:
+                failures.append(error)
+
+        gevent.get_hub().threadpool.apply(store_alone)
+        for failure in failures:
+            raise failure
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let the workers of this host take turns."""
-        # Processes that meet at SQLite's own lock sleep for milliseconds. Besides, SQLite before
-        # 3.51.3 can damage the file if one process writes while another one checkpoints
+        """Let the processes of this host take turns."""
+        # Processes that meet at SQLite's own lock sleep for milliseconds. SQLite before 3.51.3 can
+        # also damage the file if one process writes while another one checkpoints
         # (sqlite.org/wal.html, "The WAL-Reset Bug").
-        folder, name = os.path.dirname(self._path), f"{self._path}-lock"
-        if not os.path.isdir(folder):
-            reason = GONE if self._connection else "of DATABASE_URL is missing; mount or create it"
-            raise Unavailable(f"the folder {folder} {reason}")
-        # Private, since everybody who may read it can lock it.
-        with translate_errors(name), open(os.open(name, os.O_RDWR | os.O_CREAT, 0o600)) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with translate_errors(self._lock_path):
+            lock = self._take_lock()
+        try:
             yield
+        finally:
+            if self._connection:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            else:
+                os.close(lock)
+                self._lock = None
+
+    def _take_lock(self) -> int:
+        """Return a descriptor that holds the lock. It stays open, since that saves CPU."""
+        while True:
+            if self._lock is None:
+                self._lock = self._open_lock()
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            # While we waited, somebody may have deleted the lock file, or another start may have
+            # made the first one. Then others use that, so open it again.
+            status = os.fstat(self._lock)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            if status.st_nlink and not (is_folder and os.path.exists(self._lock_path)):
+                return self._lock
+            os.close(self._lock)
+            self._lock = None
+
+    def _open_lock(self) -> int:
+        """Open plants.db-lock, or, before the first start has made that, the folder."""
+        # A worker that has the database open knows that plants are stored here, so it may make the
+        # lock file again. The file is private, since everybody who may read it can lock it.
+        flags = os.O_RDWR | (os.O_CREAT if self._connection else 0)
+        try:
+            return os.open(self._lock_path, flags, 0o600)
+        except (FileNotFoundError, NotADirectoryError):
+            if self._connection:
+                raise Unavailable(f"the folder {self._folder} {GONE}") from None
+            if not self.creates:
+                raise Unavailable(f"{self._path} {NOWHERE}") from None
+            if not os.path.isdir(self._folder):
+                advice = "of DATABASE_URL is missing; mount or create it"
+                raise Unavailable(f"the folder {self._folder} {advice}") from None
+            return os.open(self._folder, os.O_RDONLY)
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         """Store plants as Engine says. SQLite locks no rows, so `lock_limit` has no meaning."""
-        stored = {plant.id: plant for plant in plants}
-        insert = INSERT.format(rows=", ".join([ROW] * len(plants)))
-        values = [value for plant in plants for value in plant]
-        with translate_errors(self._path):
-            connection = self._connection = self._connection or self._open()
-            if not plants:
-                connection.executescript(TRY_A_WRITE)
-            # If as many rows were written as there are plants, each was new or the same as before.
-            elif connection.execute(insert, values).rowcount != len(plants):
-                found = connection.execute(FIND.format(ids=", ".join(map(str, stored)))).fetchall()
-                stored = {plant.id: plant for plant in map(Plant._make, found)}
-            if file_ids(self._path) != self._files:  # The commit went to files that are gone.
-                raise Unavailable(f"{self._path} {GONE}")
+        try:
+            with translate_errors(self._path):
+                connection = self._connection = self._connection or self._open()
+                stored = write(connection, plants)
+        except (Rejected, Unavailable):
+            # If files are gone, what SQLite says instead, such as "disk I/O error", would mislead.
+            self._check_files()
+            raise
+        self._check_files()
         return stored
+
+    def _check_files(self) -> None:
+        """Raise Unavailable if the files that are open are no longer those at their paths."""
+        if self._connection and file_ids(self._path) != self._files:
+            missing = self._path if os.path.isdir(self._folder) else f"the folder {self._folder}"
+            raise Unavailable(f"{missing} {GONE}")
 
     def close(self) -> None:
         # The last connection to be closed checkpoints. Storage calls this by run(), so no other
         # process writes meanwhile.
         if self._connection:
             self._connection.close()
+            self._connection = None
 
     def _open(self) -> sqlite3.Connection:
-        """Connect to the file; create it first if there is none."""
+        """Connect to the file; at the first start, create it before, and plants.db-lock last."""
         # A container may have the file alone on a volume. Its -wal would stay in the container, and
         # be deleted with it. proc(5) describes the list of mounts, which only Linux has.
         mounts, path = Path("/proc/self/mountinfo"), os.fsencode(f" {self._path} ")
         if mounts.exists() and path in mounts.read_bytes().replace(rb"\040", b" "):
             raise Unavailable(f"{self._path} is a mount; mount a folder, and name a file in it")
-        # If there is no file, create it here. SQLite would create one that everybody may read.
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
-        # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
-        with tempfile.TemporaryFile(dir=os.path.dirname(self._path)) as trial:
-            trial.write(bytes(2**16))
-        # If the -shm was deleted while another process has the file open, that process still uses
-        # the deleted index of the WAL. We would make a second index, and the two processes would
-        # destroy the file. So refuse it if a process holds the lock that belongs to every open
-        # file, on the bytes SHARED_FIRST and SHARED_SIZE (sqlite.org/src/file/src/os.h). An
-        # empty file has no WAL yet, so it needs no such check.
-        if os.path.getsize(self._path) and not os.path.exists(f"{self._path}-shm"):
-            with open(self._path, "rb+") as file, translate_errors(f"{self._path}-shm {GONE}"):
+        self._is_first = not os.path.exists(self._lock_path)
+        if not os.path.exists(self._path) or not os.path.getsize(self._path):
+            self._require_first()
+            # SQLite would create a file that everybody may read.
+            os.close(os.open(self._path, os.O_CREAT, 0o600))
+        # If the -wal or the -shm was deleted while another process has the file open, that process
+        # still uses the deleted ones. We would make new ones, and the two processes would destroy
+        # the file. So refuse it if a process holds the lock that belongs to every open file, on the
+        # bytes SHARED_FIRST and SHARED_SIZE (sqlite.org/src/file/src/os.h).
+        elif not file_ids(self._path):
+            with open(self._path, "rb+") as file, translate_errors(f"{self._path} {GONE}"):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
+        # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
+        with tempfile.TemporaryFile(dir=self._folder) as trial:
+            trial.write(bytes(2**16))
         before = os.stat(self._path)
         # Each cached statement keeps its last batch in memory, so cache only one.
         connection = sqlite3.connect(
-            self._path, isolation_level=None, check_same_thread=False, cached_statements=1
+            f"{Path(self._path).as_uri()}?mode=rw",  # SQLite must not create it, either.
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=1,
         )
         # Rows that other programs wrote may not be UTF-8. Decode them to something that equals no
         # plant, rather than fail the batch.
         connection.text_factory = lambda text: text.decode(errors="surrogateescape")
         try:
             self._prepare(connection)
+            if self._is_first:
+                os.close(os.open(self._lock_path, os.O_CREAT, 0o600))
         except BaseException:
             connection.close()
             raise
@@ -137,14 +201,17 @@ class SQLiteEngine(Engine):
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Create the table if there is none, and make durable what is in the file."""
+        """Create the table in a new file, and make durable what is in any other one."""
+        create = ""
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
+            self._require_first()
+            create = CREATE
             self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}, which is new"
         elif connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise Unavailable(f"{self._path} belongs to another program; correct DATABASE_URL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise Unavailable(f"{self._path}: no WAL mode on this file system; use a local disk")
-        connection.executescript(PREPARE)
+        connection.executescript(PREPARE.format(create=create))
         # A process whose sync failed, and that was then killed, leaves frames in the WAL that can
         # be read. But the kernel may have marked their pages as clean, so that no later sync of the
         # WAL brings them to the disk. We would append to them, a power cut would lose them, and
@@ -153,6 +220,28 @@ class SQLiteEngine(Engine):
         # depends on them. tests/ci/test_crashes.py shows the loss without it.
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is checkpointing it; stop that first")
+
+    def _require_first(self) -> None:
+        """Raise Unavailable unless this is the first start, the only one that makes a database."""
+        if not self._is_first:
+            raise Unavailable(LOST.format(self._path) if self.creates else f"{self._path} {GONE}")
+        if not self.creates:
+            raise Unavailable(f"{self._path} {NOWHERE}")
+
+
+def write(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Mapping[int, Plant]:
+    """Store plants, or make the write of a health check. Return the stored plant for each id."""
+    stored = {plant.id: plant for plant in plants}
+    if not plants:
+        connection.executescript(TRY_A_WRITE)
+        return stored
+    insert = INSERT.format(rows=", ".join([ROW] * len(plants)))
+    values = [value for plant in plants for value in plant]
+    # If as many rows were written as there are plants, each was new or the same as before.
+    if connection.execute(insert, values).rowcount == len(plants):
+        return stored
+    found = connection.execute(FIND.format(ids=", ".join(map(str, stored)))).fetchall()
+    return {plant.id: plant for plant in map(Plant._make, found)}
 
 
 def file_ids(path: str) -> list[tuple[int, int]]:

@@ -29,12 +29,18 @@ def url(database: Path) -> str:
 
 @pytest.fixture
 def open_storage(url: str) -> Iterator[Callable[..., Storage]]:
-    """A function that opens a storage at `url`, or at the URL that it is given.
+    """A function that opens a storage at `url`, or at the URL that it is given, as the start does.
 
     All these storages are closed after the test.
     """
     with contextlib.ExitStack() as storages:
-        yield lambda url=url: storages.enter_context(contextlib.closing(get_storage(url)))
+
+        def open_storage(url: str = url, creates: bool = True) -> Storage:
+            storage = storages.enter_context(contextlib.closing(get_storage(url)))
+            storage.engine.creates = creates
+            return storage
+
+        yield open_storage
 
 
 @pytest.fixture

@@ -15,10 +15,13 @@ import pytest
 
 from engines.sqlite import SQLiteEngine
 from plant import Plant
+from start import get_storage
 from storage import Unavailable
 from tests.support.server import PATIENCE, fails_with, memory
 from tests.support.storage import lock_held, queue_up, read_names, run_in_processes
 
+START = [sys.executable, "start.py"]
+GONE = "was deleted or replaced: read docs/data.md before you restart"
 ONE, TWO = Plant(1, "one"), Plant(2, "two")
 # The previous version made its files like this, and so must this one.
 TABLE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"
@@ -33,8 +36,9 @@ def execute(database: Path, script: str) -> None:
 
 @pytest.fixture
 def engine(database) -> Iterator[SQLiteEngine]:
-    """An engine for a file that does not exist yet."""
+    """An engine for a file that does not exist yet. It creates the file, as the start does."""
     with contextlib.closing(SQLiteEngine(str(database))) as engine:
+        engine.creates = True
         yield engine
 
 
@@ -49,6 +53,105 @@ def test_a_new_file_is_marked_as_ours_and_for_its_user_alone(engine, database):
         assert made.startswith(TABLE.removesuffix(") STRICT")) and made.endswith(") STRICT")
         for name, value in ("application_id", 0x504C4E54), ("user_version", 1):
             assert connection.execute(f"PRAGMA {name}").fetchone() == (value,)
+
+
+def store_and_close(url: str) -> None:
+    """Store a plant as a service does that is stopped afterwards."""
+    with contextlib.closing(get_storage(url)) as storage:
+        storage.engine.creates = True
+        storage.add(ONE)
+
+
+LOST = "plants.db is missing or empty, but .*-lock shows that plants were stored here; .* delete .*"
+
+
+@pytest.mark.parametrize("left", [None, b"", PRAGMAS])
+def test_a_start_ends_in_one_line_where_the_plants_are_gone(serve, url, database, left):
+    """A new database would hide the loss, and nightly backups of it would replace the good ones.
+
+    README.md's own `sqlite3` command leaves an empty file in the place of a deleted one.
+    """
+    store_and_close(url)
+    database.unlink()
+    if left is not None:
+        execute(database, f"PRAGMA {left}" if left else "")
+    for arguments, words in (START, LOST), ([*START, "--existing"], f"plants.db {GONE}"):
+        fails_with(server := serve(command=arguments), words)
+        assert server.wait() == 1
+    os.remove(f"{database}-lock")  # This begins anew, as the line says.
+    assert serve(command=START).wait() == 0
+
+
+def test_a_table_that_was_deleted_is_not_created_again(serve, url, database):
+    """Everything else of the file is as it was."""
+    store_and_close(url)
+    execute(database, "ALTER TABLE plants RENAME TO moved")
+    fails_with(serve(command=START), "no such table: plants$")
+
+
+def test_a_check_before_a_restart_refuses_a_database_that_is_not_there(serve, url, database):
+    """A mistyped DATABASE_URL would otherwise restart the service onto an empty file."""
+    fails_with(server := serve(command=[*START, "--existing"]), "correct DATABASE_URL or run ")
+    assert server.wait() == 1 and not list(database.parent.glob("plants.db*"))
+    store_and_close(url)
+    assert serve(command=[*START, "--existing"]).wait() == 0
+    assert "unrecognized" in (typo := serve(command=[*START, "--exist"])).err or typo.wait() != 0
+
+
+def test_the_lock_file_is_made_last(engine, database, monkeypatch):
+    """A first start that is killed before leaves a folder in which the next one begins anew."""
+    prepare, lock = SQLiteEngine._prepare, Path(f"{database}-lock")
+
+    def look(*arguments: object) -> None:
+        prepare(*arguments)
+        assert not lock.exists() and read_names(f"sqlite:///{database}") == {}
+
+    monkeypatch.setattr(SQLiteEngine, "_prepare", look)
+    with engine.locked():
+        engine.insert([ONE], 100)
+    assert lock.exists()
+
+
+def test_starts_at_the_same_time_do_not_harm_each_other(serve, database):
+    """The first of them makes the database. The others wait, and find it."""
+    servers = [serve(command=START) for _ in range(4)]
+    assert [server.wait() for server in servers] == [0] * 4
+    assert sorted("which is new" in server.err for server in servers) == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize("deleted", [[""], ["-lock"], ["", "-lock"], ["", "-wal", "-shm", "-lock"]])
+def test_no_worker_creates_a_file(open_storage, storage, database, deleted):
+    """One that is started after a deletion answers 503, and so does one that has the files open.
+
+    If only the lock file is gone, a worker that has the others open makes it again.
+    """
+    storage.add(ONE)
+    for suffix in deleted:
+        os.remove(f"{database}{suffix}")
+    new = open_storage(creates=False)
+    with pytest.raises(Unavailable, match=GONE):
+        new.add(TWO)
+    if "" in deleted:
+        for _ in range(2):
+            for each in storage, new:
+                with pytest.raises(Unavailable, match=GONE):
+                    each.add(TWO)
+        assert not database.exists()
+    else:
+        storage.add(TWO)
+        new.add(TWO)
+    assert Path(f"{database}-lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_whatever_sqlite_says_a_deletion_is_named(storage, database):
+    """An operator who reads "disk I/O error" would look at the disk, and stop the service."""
+    storage.add(ONE)
+    database.unlink()
+    execute(database, "PRAGMA schema_version")  # README.md's own `sqlite3` makes an empty file.
+    Path(f"{database}-shm").write_bytes(b"no index" * 4096)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=GONE):
+            storage.add(TWO)
 
 
 REFUSED = {
@@ -137,9 +240,9 @@ def test_a_file_that_is_replaced_while_it_is_opened_takes_no_plant(engine, datab
 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", connect_and_replace)
-        with pytest.raises(Unavailable, match="was deleted or replaced; do not restart"):
+        with pytest.raises(Unavailable, match=GONE):
             engine.insert([ONE], 100)
-    with pytest.raises(Unavailable, match="was deleted or replaced; do not restart"):
+    with pytest.raises(Unavailable, match=GONE):
         engine.insert([TWO], 100)
 
 
@@ -159,7 +262,7 @@ def test_no_plant_is_acknowledged_once_the_folder_is_deleted(open_storage, tmp_p
     (storage := open_storage(f"sqlite:///{folder}/plants.db")).add(ONE)
     folder.rename(tmp_path / "kept")
     for use in (lambda: storage.add(TWO), lambda: storage.check(PATIENCE)):
-        with pytest.raises(Unavailable, match="folder was deleted or replaced; do not restart"):
+        with pytest.raises(Unavailable, match=f"folder {GONE}"):
             use()
 
 
@@ -179,19 +282,19 @@ def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
         os.replace(kept, file)
     uses = [lambda: storage.add(ONE), lambda: storage.add(TWO), lambda: storage.check(PATIENCE)]
     for use in [*uses, *uses]:
-        with pytest.raises(Unavailable, match="deleted or replaced; do not restart: see docs/data"):
+        with pytest.raises(Unavailable, match=GONE):
             use()
 
 
-@pytest.mark.parametrize("deleted", [["-shm"], ["-shm", "-wal"]])
-def test_no_process_opens_a_file_that_another_one_has_open_with_a_deleted_shm(
+@pytest.mark.parametrize("deleted", [["-shm"], ["-wal"], ["-shm", "-wal"]])
+def test_no_process_opens_a_file_of_which_another_one_has_deleted_parts_open(
     engine, serve, database, deleted
 ):
     """Each would overwrite what the other one writes, and lose plants that got a 200."""
     engine.insert([ONE], 100)
     for suffix in deleted:
         os.remove(f"{database}{suffix}")
-    fails_with(serve(command=[sys.executable, "start.py"]), "deleted or replaced; do not restart")
+    fails_with(serve(command=[sys.executable, "start.py"]), GONE)
 
 
 def test_opening_the_file_copies_the_wal_into_it(engine, database, tmp_path):

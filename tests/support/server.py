@@ -123,7 +123,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     @functools.cached_property
     def port(self) -> int:
         """The TCP port of the server. Waits until the server listens on it."""
-        line = r"Listening at: https?://[\d.]+:(\d+)"
+        line = r"Listening at: https?://(?:[\d.]+|\[::\]):(\d+)"
         found = wait_until(lambda: self.process.poll() or re.search(line, self.err))
         assert isinstance(found, re.Match), self.err
         return int(found[1])

@@ -4,13 +4,12 @@ import contextlib
 import fcntl
 import multiprocessing
 import sqlite3
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from storage import Storage
 from tests.support.server import PATIENCE, wait_until
 
 Row = tuple[int, str, str | None]
@@ -60,10 +59,10 @@ def queue_up(method: Callable[..., object], *arguments: object) -> Future[Any]:
 
     The future gets what the call returns or raises.
     """
-    thread, pool = Future[int](), ThreadPoolExecutor(1)
-    outcome = pool.submit(lambda: thread.set_result(threading.get_ident()) or method(*arguments))
-    wait = threading.Condition.wait.__code__
-    wait_until(lambda: outcome.done() or sys._current_frames()[thread.result()].f_code is wait)
+    storage: Storage = method.__self__
+    before = storage.pending()
+    outcome = ThreadPoolExecutor(1).submit(method, *arguments)
+    wait_until(lambda: outcome.done() or storage.pending() > before)
     return outcome
 
 
