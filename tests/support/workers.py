@@ -47,6 +47,6 @@ class Starting(Worker):
 class Failing(Worker):
     """Has an application that breaks the rules of PEP 3333: it raises an exception."""
 
-    def load_wsgi(self) -> None:
-        super().load_wsgi()
-        self.wsgi.wsgi = lambda *_: 1 / 0
+    def run(self) -> None:
+        self.wsgi = lambda *_: 1 / 0
+        super().run()
