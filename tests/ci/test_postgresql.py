@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from engines.postgresql import SCHEMA, PostgreSQLEngine
 from plant import Plant
 from storage import LOCK_LIMIT, Conflict, Unavailable
 from tests.support.postgresql import PostgreSQL
-from tests.support.server import PATIENCE, STORED, wait_until
+from tests.support.server import PATIENCE, STORED, fails_with, wait_until
 from tests.support.storage import read_names
 from tests.support.wire import MONSTERA
 
@@ -93,6 +94,25 @@ def test_a_role_needs_three_rights_and_no_others(open_storage, connection, url):
         connection.execute(f"GRANT {right} ON plants TO {role}")
     storage.check(PATIENCE)
     storage.add(Plant(7, "Monstera"))
+
+
+def test_a_table_that_was_there_is_not_created_again(serve, connection, url):
+    """It would be empty, and a 200 would hide that plants are gone. A worker may create the first.
+
+    The check before a restart refuses a database without a table.
+    """
+    check = [sys.executable, "start.py", "--existing"]
+    fails_with(serve(command=check), "the table plants of test.* is missing")
+    server = serve(WEB_CONCURRENCY="1")
+    assert server.post(MONSTERA)[0] == STORED
+    assert serve(command=check).wait() == 0
+    connection.execute("ALTER TABLE plants RENAME TO moved")
+    for _ in range(5):
+        assert server.post({**MONSTERA, "id": 8})[0] == 503
+    assert server.health() == 503
+    wait_until(lambda: "is missing: if plants were stored there, read docs/postg" in server.out)
+    connection.execute("ALTER TABLE moved RENAME TO plants")
+    assert server.post(MONSTERA)[0] == STORED
 
 
 RULES = """
