@@ -70,7 +70,8 @@ class Engine(abc.ABC):
         Without plants, this is a health check: read the end of the table, where the next plant
         would go, and commit a small write that is as durable as a plant's.
 
-        Waits for a locked row for at most `lock_limit` milliseconds. Raises Rejected or Locked if
+        Waits for a locked row for at most `lock_limit` milliseconds, not counting the time in which
+        a commit of another worker may hold it. Raises Rejected or Locked if
         one of the plants may be at fault, and Unavailable otherwise.
         """
 

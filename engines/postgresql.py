@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,14 @@ from psycopg import errors
 
 from engines import gather
 from plant import Plant
-from storage import Engine, Locked, Misconfigured, Rejected, Unavailable
+from storage import (
+    PART_LOCK_LIMIT,
+    Engine,
+    Locked,
+    Misconfigured,
+    Rejected,
+    Unavailable,
+)
 
 COLUMNS = ", ".join(Plant._fields)
 SCHEMA = "CREATE TABLE plants (id int8 PRIMARY KEY, name text NOT NULL, tag text)"
@@ -60,6 +69,8 @@ class PostgreSQLEngine(Engine):
         """Name a database. Raises ValueError, without any part of a password."""
         self._server, self.description = parse_url(url), "PostgreSQL"
         self._connection: psycopg.Connection | None = None
+        # Seconds that each of the last batches took. Before the first one, assume a slow server.
+        self._durations = deque([0.5], maxlen=10)
 
     def run(self, store: Callable[[], None]) -> None:
         """Call `store`. Under gevent, give up in time: a server may accept us and then hang."""
@@ -70,11 +81,18 @@ class PostgreSQLEngine(Engine):
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         previous = self._connection
+        # A commit of another worker locks its rows, too, for as long as a commit of ours takes. The
+        # shortest of the last ones did not wait for a row itself. Parts of a batch do not wait that
+        # long: they only find out which plant is at fault. That plant then waits, alone.
+        if lock_limit > PART_LOCK_LIMIT or len(plants) == 1:
+            lock_limit += int(2 * 1000 * min(self._durations))
         # Without escapes: a database whose encoding is not UTF8 would refuse them.
         rows = json.dumps([plant._asdict() for plant in plants], ensure_ascii=False)
         try:
             connection = previous or self._connect()
+            began = time.monotonic()
             cursor = connection.execute(INSERT if plants else TRY_A_WRITE, [lock_limit, rows])
+            self._durations.append(time.monotonic() - began)
             if not self._is_replicated:
                 raise Unavailable("committed, but maybe not on the standbys")
             found = cursor.set_result(-1).fetchall() if plants else []  # of the last statement

@@ -270,6 +270,23 @@ def test_rows_that_are_locked_keep_out_no_others(serve, connection, pool, first,
     assert {status for status, _ in pool.map(server.post, plants)} == {STORED}
 
 
+def test_a_slow_commit_of_another_worker_is_not_taken_for_a_locked_row(serve, connection, pool):
+    """A commit takes 300 ms, as with a standby in another region. Each plant is sent twice."""
+    connection.execute(
+        f"{SCHEMA}; CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF current_setting('test.slept', true) IS DISTINCT FROM pg_current_xact_id()::text THEN "
+        "PERFORM set_config('test.slept', pg_current_xact_id()::text, true), pg_sleep(0.3); END IF;"
+        "RETURN NULL; END $$; CREATE CONSTRAINT TRIGGER acts AFTER INSERT OR UPDATE ON plants "
+        "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION act()"
+    )
+    server = serve()
+    server.workers()
+    plants = [{"id": n // 2, "name": "n"} for n in range(200)]
+    for _ in range(3):
+        assert {status for status, _ in pool.map(server.post, plants)} == {STORED}
+    assert "LockNotAvailable" not in server.out
+
+
 def test_while_another_program_creates_or_locks_the_table_health_checks_fail_too(serve, connection):
     """The service starts meanwhile, and works as soon as the table is free."""
     with connection.transaction():
