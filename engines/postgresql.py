@@ -98,10 +98,13 @@ class PostgreSQLEngine(Engine):
             found = cursor.set_result(-1).fetchall() if plants else []  # of the last statement
             return {plant.id: plant for plant in map(Plant._make, found)}
         except psycopg.Error as error:
-            failure, was_lost = translate(error), previous is not None and previous.closed
-            if type(failure) is Unavailable:
+            failure = translate(error)
+            if not isinstance(failure, Locked | Rejected):
+                was_lost = previous is not None and previous.closed
                 self.close()
-                if was_lost:  # The server may have been restarted. Try once more, and connect anew.
+                if (
+                    was_lost
+                ):  # The server may have been restarted. Connect again, and try once more.
                     return self.insert(plants, lock_limit)
             raise failure from None
         except BaseException:
@@ -140,7 +143,8 @@ class PostgreSQLEngine(Engine):
 
         The notice has no SQLSTATE of its own, only the name of the server's function.
         """
-        self._is_replicated &= notice.source_function != "SyncRepWaitForLSN"
+        if notice.source_function == "SyncRepWaitForLSN":
+            self._is_replicated = False
 
 
 def connect(server: Mapping[str, Any]) -> psycopg.Connection:
@@ -165,16 +169,19 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     code = f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
     if error.diag.source_function in RAISES or isinstance(error, PLANT_ERRORS):
         return Rejected(code)
-    # An error with a context comes from a function, such as a trigger's. Any text can be in its
-    # message, even a plant.
-    reason = code if error.diag.context else str(error).partition("\n")[0]
-    # A policy that refuses one plant, and a missing GRANT, which concerns all of them, have the
-    # same SQLSTATE. A trigger may fail for one plant, for example because a table is missing. So
-    # treat these like a lock: each half of the batch is stored alone, and the plants that are
-    # refused get a 503, not a 400 that says that retrying will not help.
-    kind = psycopg.ProgrammingError if error.diag.context else errors.InsufficientPrivilege
-    is_locked = isinstance(error, errors.LockNotAvailable | kind)
-    return Locked(reason) if is_locked else Unavailable(reason)
+    # For these, one plant may be at fault, and a retry may help. So the storage tries each half of
+    # the batch alone, and this plant gets a 503, not a 400 that says that a retry will not help. A
+    # policy that refuses one plant is among them, and so is a missing GRANT, with the same SQLSTATE.
+    alone: tuple[type[psycopg.Error], ...] = (errors.LockNotAvailable, errors.InsufficientPrivilege)
+    reason = str(error).partition("\n")[0]
+    if error.diag.context:
+        # It comes from a function, such as a trigger's, which may fail for one plant only, for
+        # example because a table is missing. Any text can be in its message, even a plant.
+        alone = (errors.LockNotAvailable, psycopg.ProgrammingError)
+        reason = code
+    if isinstance(error, alone):
+        return Locked(reason)
+    return Unavailable(reason)
 
 
 def parse_url(url: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from plant import Plant
 from storage import Engine, Locked, Rejected, Unavailable
 
 APPLICATION_ID = 0x504C4E54  # "PLNT"
-COLUMNS, ROW = ", ".join(Plant._fields), f"({', '.join('?' * len(Plant._fields))})"
+COLUMNS = ", ".join(Plant._fields)
+ROW = f"({', '.join('?' * len(Plant._fields))})"  # placeholders for one plant
 # Reads the end of the table, where the next plant goes: its page may be damaged, or a column may be
 # missing in an older file. Then writes the application_id, although the file may have it already:
 # only a write shows that the file is not read-only. BEGIN IMMEDIATE succeeds on such a file, too.

@@ -16,7 +16,6 @@ from plant import Plant
 from tests.support.server import HERE, ROOT, STORED, TOKEN, Server, wait_until
 from tests.support.wire import Writers, post, statuses
 
-
 SUFFIXES = "-wal", "-shm", "-lock"
 
 
@@ -173,7 +172,14 @@ def test_plants_behind_pages_that_a_failed_sync_lost_survive_a_power_cut(
 def test_a_first_start_that_is_killed_is_harmless(open_storage, database, stored):
     """It is killed before each system call on the files that it makes. The next start works."""
     files = [database.parent, *[f"{database}{suffix}" for suffix in ("", "-journal", *SUFFIXES)]]
-    strace = ["strace", "-f", "-qqq", "-o", "/dev/null", *[f"--trace-path={each}" for each in files]]
+    strace = [
+        "strace",
+        "-f",
+        "-qqq",
+        "-o",
+        "/dev/null",
+        *[f"--trace-path={each}" for each in files],
+    ]
     environment = {**os.environ, "DATABASE_URL": f"sqlite:///{database}", "PLANTS_TOKENS": TOKEN}
     for kills in itertools.count():
         fault = f"--inject=%file,%desc:signal=SIGKILL:when={kills + 1}"
