@@ -171,7 +171,7 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
         return Rejected(code)
     # For these, one plant may be at fault, and a retry may help. So the storage tries each half of
     # the batch alone, and this plant gets a 503, not a 400 that says that a retry will not help. A
-    # policy that refuses one plant is among them, and so is a missing GRANT, with the same SQLSTATE.
+    # policy that refuses one plant is among them, and so is a missing GRANT, by its SQLSTATE.
     alone: tuple[type[psycopg.Error], ...] = (errors.LockNotAvailable, errors.InsufficientPrivilege)
     reason = str(error).partition("\n")[0]
     if error.diag.context:
