@@ -1,0 +1,124 @@
+"""What docs/interface.md gives to those who write a client: two programs, and ids for plants."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import block, table
+from tests.support.server import PATIENCE, STORED, TOKEN
+from tests.support.storage import read_names
+
+# The interpreter of each program, the name of its file, and its language and beginning on the page.
+PYTHON = (sys.executable, "client.py", "python", "import http.client")
+NODE = ("node", "client.mjs", "js", "const address")
+# How an expression is printed in each language. A BigInt in a text has no n at its end.
+PRINT = {"Python": [sys.executable, "-c", "import hashlib, secrets; key = 'Ficus é'; print(%s)"]}
+PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log(`${%s}`))()"]
+
+
+@pytest.fixture
+def proxy(server) -> Iterator[tuple[int, list[int]]]:
+    """The port of a proxy that fails three times, and the statuses of the service behind it.
+
+    It answers twice itself, not in JSON. Then it loses a response of the service.
+    """
+    failures, statuses = [429, 503, None], []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            failure = failures.pop(0) if failures else 0
+            if failure:
+                self.answer(failure, b"<html></html>")
+                return
+            status, answer = server.request("POST", "/plants", body, self.headers)
+            statuses.append(status)
+            if failure == 0:
+                self.answer(status, json.dumps(answer).encode())
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=[0.01]).start()
+        yield proxy.server_port, statuses
+        proxy.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "number"), [(PYTHON, "Moss", 71), (NODE, "Clover", 2**53 + 1)]
+)
+def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
+    server, proxy, tmp_path: Path, program: tuple[str, ...], name: str, number: int
+) -> None:
+    """It gets past a 429, a 503 and a lost response. Later it prints what the service says."""
+    (port, statuses), (interpreter, file, *place) = proxy, program
+
+    def run(plant_name: str) -> tuple[int, str]:
+        text = block(*place).replace(":8000", f":{port}")
+        (tmp_path / file).write_text(text.replace(f'"{name}"', plant_name))
+        done = subprocess.run(
+            [interpreter, file], cwd=tmp_path, env={**os.environ, "TOKEN": TOKEN}, text=True,
+            timeout=PATIENCE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+    status, printed = run(f'"{name}"')
+    assert status == 0 and printed.endswith(f"\nsaved: {name}\n"), printed
+    assert statuses == [STORED] * 2 and read_names(server.url)[number] == name
+    for wrong, message in {
+        '"Ivy"': "409 .*already used by a different",
+        "7": "400 .*name: must",
+    }.items():
+        status, printed = run(wrong)
+        assert status == 1 and re.search(f"not saved: {message}", printed), printed
+    assert statuses[2:] == [409, 400]
+
+
+def test_the_expressions_on_the_page_make_ids_that_the_service_takes(server) -> None:
+    """A random id has the bits that are stated. A text has the same id in each language."""
+    of_texts = set()
+    for language, kind, expression in table(r"language \| id"):
+        if language not in PRINT:  # Kotlin and Swift.
+            continue
+        *interpreter, code = PRINT[language]
+        made = [
+            int(subprocess.check_output([*interpreter, code % expression.strip("`")])) for _ in "ab"
+        ]
+        if "random" in kind:
+            bits = int(re.search(r"(\d+) bits", kind)[1])
+            assert made[0] != made[1] and max(made) < 2**bits
+            assert max(made) > 2 ** (bits - 20)  # Two good ids fail this once in 10**12 runs.
+        else:
+            of_texts.update(made)
+        assert server.post({"id": made[0], "name": "Ficus"})[0] == STORED
+    assert len(of_texts) == 1
+
+
+def test_the_chances_of_a_409_are_computed_right() -> None:
+    """The page rounds them to two digits. Ids are drawn as people's birthdays are."""
+    for plants, *chances in table(r"plants \|"):
+        pairs = (n := int(plants.replace(",", ""))) * (n - 1) / 2
+        for bits, chance in zip((53, 63), chances, strict=True):
+            stated = float(chance.removeprefix("1 in ").replace(",", ""))
+            assert f"{-1 / math.expm1(-pairs / 2**bits):.1e}" == f"{stated:.1e}"
+
+
+def test_the_body_on_the_page_keeps_all_digits_of_a_bigint(server) -> None:
+    """JSON.stringify throws for it. A tag that is undefined is left out."""
+    line = block("js", "const body")
+    code = f"const [id, name, tag] = [2n ** 63n - 1n, 'Ivy']; {line} console.log(body)"
+    body = subprocess.check_output(["node", "-e", code], text=True)
+    assert json.loads(body) == {"id": 2**63 - 1, "name": "Ivy"}
