@@ -58,15 +58,23 @@ class Page(webdriver.Chrome):
         """The text of the element with this id."""
         return self.element(name).text
 
+    def color(self, name: str) -> str:
+        """The colour of the text of the element with this id."""
+        return self.element(name).value_of_css_property("color")
+
     def type(self, *keys: str) -> None:
         """Type the keys into the element that has the focus."""
         webdriver.ActionChains(self).send_keys(*keys).perform()
 
-    def send(self, status: str, id: str, name: str, tag: str = "", token: str = TOKEN) -> str:
-        """Load the page, fill it in and send it. Return the body once the status is shown."""
-        self.get(self.url)
+    def fill_in(self, id: str, name: str, tag: str = "", token: str = TOKEN) -> None:
+        """Fill in the page that was loaded, from its top, and press the button."""
         self.type(Keys.TAB, *[Keys.TAB + value for value in (token, id, name, tag)])
         self.type(Keys.TAB, Keys.ENTER)
+
+    def send(self, status: str, id: str, name: str, **values: str) -> str:
+        """Load the page, fill it in and send it. Return the body once the status is shown."""
+        self.get(self.url)
+        self.fill_in(id, name, **values)
         wait_until(lambda: self.text("status").startswith(status))
         return self.text("body")
 
@@ -104,11 +112,21 @@ def page(tmp_path, proxy) -> Iterator[Page]:
 
 def test_a_plant_is_stored_as_it_was_typed(page, stored):
     """The id keeps all its digits, an empty tag is left out, and an error's message is shown."""
-    number, name = 2**63 - 1, 'it\'s "<b>bold</b>" \\ é'
-    assert json.loads(page.send("200 OK", str(number), name, "12")) == {"name": name, "tag": "12"}
-    assert json.loads(page.send("200 OK", "-1", name)) == {"name": name}
-    assert stored() == [(-1, name, None), (number, name, "12")]
-    assert "id: must be at most" in page.send("400", str(number + 1), name)
+    first, last, name = -(2**63), 2**63 - 1, 'it\'s "<b>bold</b>" \\ é'
+    assert json.loads(page.send("200 OK", str(last), name, tag="12")) == {"name": name, "tag": "12"}
+    assert json.loads(page.send("200 OK", str(first), name)) == {"name": name}
+    assert stored() == [(first, name, None), (last, name, "12")]
+    assert "already used by a different plant" in page.send("409", str(last), name)
+
+
+@pytest.mark.parametrize(
+    "pasted", [f" {TOKEN} ", f"PLANTS_TOKENS={TOKEN}", f"PLANTS_TOKENS=OLD,{TOKEN}"]
+)
+def test_a_token_can_be_pasted_with_what_stands_around_it(page, pasted):
+    """People copy a space with it, or the line of the file .env. The last token is the new one."""
+    page.send("200", "7", "Monstera", token=pasted)
+    page.element("reveal").click()
+    assert f"Bearer {TOKEN}'" in page.text("curl")
 
 
 def test_the_page_finds_the_service_below_the_path_of_a_proxy(page):
@@ -122,28 +140,34 @@ def test_the_page_finds_the_service_below_the_path_of_a_proxy(page):
 
 def test_a_response_names_its_request(page, server):
     """It shows the plant's id, and the request id, by which an operator finds the log line."""
-    for status, number in (("200", "8"), ("400", "9" * 30)):
-        page.send(status, number, "Monstera")
-        found = re.fullmatch(rf"Plant with id {number}, X-Request-ID: (\w+)", page.text("request"))
+    for status, name in (("200", "Monstera"), ("409", "Ivy")):
+        page.send(status, "8", name)
+        found = re.fullmatch(r"Plant with id 8, X-Request-ID: (\w+)", page.text("request"))
         assert server.logged(found[1])["status"] == int(status)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"id": "007"}, {"id": "seven"}, {"id": "1 000"}, {"name": ""}, {"token": "é"}]
-)
-def test_a_wrong_field_is_explained_and_nothing_is_sent(page, wrong):
+    "wrong",
+    [
+        {"id": "007"}, {"id": "seven"}, {"id": "1 000"}, {"id": ""},
+        {"id": str(2**63)}, {"id": str(-(2**63) - 1)}, {"name": ""},
+        {"token": "é"}, {"token": "two tokens"},
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_explained_and_nothing_is_sent(page, server, wrong):
     """The field gets the focus. No previous response and no command of another plant stays.
 
-    An id consists of digits, and no header can carry such a token.
+    The hint of the field stands out. An id is a 64-bit integer in digits. No header can carry such
+    a token.
     """
     page.send("200", "7", "Monstera")
     ((name, value),) = wrong.items()
+    hint, plain = page.element(f"{name}-hint"), page.color(f"{name}-hint")
     page.element(name).send_keys(*CLEAR, value, Keys.ENTER)
-    field = page.switch_to.active_element
-    assert field.get_attribute("id") == name
-    explanation = field.get_property("validationMessage")
-    assert explanation == page.text(f"{name}-hint") if value else explanation
+    assert page.switch_to.active_element.get_attribute("id") == name
+    assert page.color(f"{name}-hint") != plain and hint.text
     assert page.text("status").startswith("Not sent")
+    assert page.text("notice") == "Not sent. Fix the marked field."
     assert page.text("request") == page.text("body") == ""
     assert not page.element("copy").is_enabled()
     assert "Monstera" not in page.text("curl")
@@ -151,6 +175,34 @@ def test_a_wrong_field_is_explained_and_nothing_is_sent(page, wrong):
     page.element(name).send_keys(*CLEAR, right)
     assert page.element("copy").is_enabled()
     assert "Monstera" in page.text("curl")
+    assert page.text("notice") == ""
+    assert server.out.count("POST /plants") == 1
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (340, 600)])
+@pytest.mark.parametrize(
+    ("values", "field", "notice"),
+    [
+        (("", "", ""), "token", "Not sent. Fix the 3 marked fields."),
+        ((TOKEN, "x", ""), "id", "Not sent. Fix the 2 marked fields."),
+        ((TOKEN, "7", ""), "name", "Not sent. Fix the marked field."),
+    ],
+)
+def test_what_to_fix_is_on_the_screen(page, size, values, field, notice):
+    """It stands beside the first wrong field. No bubble of the browser covers the field's hint."""
+    token, number, name = values
+    page.show(*size)
+    page.get(page.url)
+    page.execute_script("events = []; addEventListener('invalid', (e) => events.push(e), true)")
+    page.fill_in(number, name, token=token)
+    assert page.text("notice") == notice
+    assert page.switch_to.active_element.get_attribute("id") == field
+    for shown in "notice", field, f"{field}-hint":
+        script = "return arguments[0].getBoundingClientRect()"
+        box = page.execute_script(script, page.element(shown))
+        assert box["top"] >= 0 and box["bottom"] <= size[1]
+    # The browser shows a bubble unless the event is cancelled (HTML, "form validation").
+    assert page.execute_script("return events.length && events.every((e) => e.defaultPrevented)")
 
 
 def test_an_empty_form_shows_an_example(page):
@@ -180,7 +232,7 @@ def test_a_missing_response_is_explained(page, server, proxy):
     assert page.text("request") == "Plant with id 7, X-Request-ID: none"
     proxy[0].kill()
     page.type(Keys.ENTER)
-    wait_until(lambda: "Check that the service runs" in page.text("status"))
+    wait_until(lambda: "Check that the service is running" in page.text("status"))
 
 
 @pytest.mark.parametrize(("permission", "label"), [("granted", "Copied"), ("denied", "Selected")])
@@ -189,7 +241,7 @@ def test_the_curl_command_can_be_pasted_into_a_shell(page, permission, label):
     for name in ("clipboard-write", "clipboard-read"):
         setting = {"permission": {"name": name}, "setting": permission}
         page.execute_cdp_cmd("Browser.setPermission", setting)
-    body = page.send("200", "7", 'it\'s "$HOME" \\ `id` é', "indoor")
+    body = page.send("200", "7", 'it\'s "$HOME" \\ `id` é', tag="indoor")
     assert "Bearer TOKEN" in page.text("curl")
     page.type(Keys.TAB, Keys.SPACE, Keys.TAB, Keys.ENTER)
     wait_until(lambda: page.text("copy") == label)
@@ -211,8 +263,10 @@ def test_everybody_can_use_the_page(page, width, media):
     page.show(width, 800, **media)
     axe = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     rules = "{ rules: { 'color-contrast-enhanced': { enabled: true } } }"
-    for expected, number in (("Not sent", "seven"), ("400", "9" * 100), ("200", "7")):
-        page.send(expected, number, "Monstera")
+    for expected, number, name in [
+        ("200", "7", "Monstera"), ("409", "7", "Ivy" * 100), ("Not sent", "9" * 100, "")
+    ]:  # fmt: skip
+        page.send(expected, number, name)
         found = page.execute_script(f"{axe}; return axe.run({rules})")
         assert [*found["violations"], *found["incomplete"]] == []
     background = page.execute_script("return getComputedStyle(document.body).backgroundColor")
