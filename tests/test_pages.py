@@ -56,7 +56,7 @@ def test_the_limits_are_those_that_are_stated(monkeypatch):
         number, unit = limit.split()
         factor = 1024 if unit == "KiB" else 1
         assert int(number.replace(",", "")) * factor == limits[name.strip("`")], what
-    for_a_stop = f"have begun, for at most {limits['graceful_timeout']} seconds"
+    for_a_stop = f"that has arrived, for at most {limits['graceful_timeout']} seconds"
     assert for_a_stop in SENTENCES
 
 
