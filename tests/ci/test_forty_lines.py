@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import count_code
 from tests.support.server import ROOT, Server, free_port, wait_until
 
 PAGE = (ROOT / "docs" / "forty-lines.md").read_text("utf-8")
@@ -20,6 +21,7 @@ SETUP, *RUNGS, LAST = [re.findall(r"(?ms)^```(?:sh)?\n(.*?)^```$", part) for par
 START_FORTY, START_SERVICE, POST = SETUP
 COPY, START_COPY = START_FORTY.splitlines()
 AGAIN = ["rm -rf forty", COPY]
+FOLDERS = ["forty", "docs/forty-lines"]  # of the patched program, and of the forty lines
 PATCHES = re.findall(r"`(patch -p1 < [\w.-]+)`", PAGE)  # one for each rung, as a reader types it
 FIXED = "# After the patch:\n"  # This line stands between the two outputs of a rung.
 PORTS = {number: str(free_port()) for number in ("8040", "8043", "8000")}
@@ -89,7 +91,11 @@ def test_a_rung_prints_what_is_shown(folder: Path, number: int, rung: list[str])
 
 
 def test_the_last_command_makes_the_program_of_the_last_rung(folder: Path) -> None:
-    """It replaces what is there already. The page has every patch, and says how long app.py is."""
+    """It replaces what is there already. The page has every patch, and says how long it all is."""
     assert climb(folder, [*AGAIN, *PATCHES]) == climb(folder, LAST)
     assert len(PATCHES) == len(list((folder / "docs" / "forty-lines").glob("*.patch")))
-    assert f"{shell(folder, 'grep -c . forty/app.py').strip()} lines" in PAGE
+    top, bottom = [count_code((folder / name / "app.py").read_text()) for name in FOLDERS]
+    service = [file for name in ("*.py", "engines/*.py") for file in ROOT.glob(name)]
+    hundreds = round(sum(count_code(file.read_text("utf-8")) for file in service), -2)
+    assert f"It has {bottom} lines of code, and the service has about {hundreds}." in PAGE
+    assert f"your app.py now has {top} lines of code" in PAGE

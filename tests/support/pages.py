@@ -1,6 +1,9 @@
 """The code blocks, commands and tables of README.md and the pages of docs/, for tests to run."""
 
+import ast
+import io
 import re
+import tokenize
 
 from tests.support.server import ROOT
 
@@ -35,3 +38,18 @@ def table(heading: str) -> list[list[str]]:
     pattern = rf"(?m)^\| {heading}.*\n\|[-|]+\|\n((?:\|.*\n)+)"
     (rows,) = re.findall(pattern, "\n".join(PAGES.values()))
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows.splitlines()]
+
+
+def count_code(text: str) -> int:
+    """Count the lines of a Python file that are code: not blank, not a comment, not a docstring."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.string.strip() and token.type != tokenize.COMMENT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
