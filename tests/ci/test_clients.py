@@ -1,4 +1,4 @@
-"""What docs/interface.md gives to those who write a client: two programs, and ids for plants."""
+"""What the pages give to those who write a client, and to a class that shares one server."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import block, table
-from tests.support.server import PATIENCE, STORED, TOKEN
+from tests.support.server import PATIENCE, ROOT, STORED, TOKEN, Server, free_port, wait_until
 from tests.support.storage import read_names
 
 # The interpreter of each program, the name of its file, and its language and beginning on the page.
@@ -122,3 +122,29 @@ def test_the_body_on_the_page_keeps_all_digits_of_a_bigint(server) -> None:
     code = f"const [id, name, tag] = [2n ** 63n - 1n, 'Ivy']; {line} console.log(body)"
     body = subprocess.check_output(["node", "-e", code], text=True)
     assert json.loads(body) == {"id": 2**63 - 1, "name": "Ivy"}
+
+
+def test_a_class_shares_one_server_and_the_log_tells_the_students_apart(tmp_path: Path) -> None:
+    """Typed once more, the first command of docs/teach.md keeps the tokens that it has made."""
+    folder, port = tmp_path / "plant store", free_port()
+    folder.mkdir()
+    for source in ROOT.glob("[!.c]*"):  # A teacher's own folder may have a class already.
+        (folder / source.name).symlink_to(source)
+    (folder / ".venv").symlink_to(sys.prefix)
+    make, tokens = block("sh", "mkdir -m 700 class"), folder / "class" / "tokens"
+    subprocess.run(["bash", "-c", make], cwd=folder, check=True)
+    students = [line.split() for line in tokens.read_text().splitlines()]
+    assert subprocess.run(["bash", "-c", make], cwd=folder).returncode == 1
+    assert [line.split() for line in tokens.read_text().splitlines()] == students
+    start = block("sh", "PLANTS_TOKENS=$(cut").replace("PORT=8000", f"PORT={port}")
+    with Server(tmp_path, command=["bash", "-c", f"cd '{folder}'\n{start}"]) as server:
+        server.port = port
+        wait_until(lambda: "Booting worker" in server.err)
+        for (_, token), name in zip(students, ("Fern", "Ivy"), strict=False):
+            server.post({"id": 7, "name": name}, token)
+        count = block("sh", "while read -r name token")
+        printed = subprocess.check_output(["bash", "-c", count], cwd=folder, text=True)
+    first, second, *others = printed.splitlines()
+    assert first == "student01: 1 stored, 0 refused" and second == "student02: 0 stored, 1 refused"
+    assert len(others) == 28 and all(": 0 stored, 0 refused" in line for line in others)
+    assert read_names(f"sqlite:///{folder}/class/plants.db") == {7: "Fern"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import count_code
+from tests.support.pages import count_code, table
 from tests.support.server import ROOT, Server, free_port, wait_until
 
 PAGE = (ROOT / "docs" / "forty-lines.md").read_text("utf-8")
@@ -99,3 +99,15 @@ def test_the_last_command_makes_the_program_of_the_last_rung(folder: Path) -> No
     hundreds = round(sum(count_code(file.read_text("utf-8")) for file in service), -2)
     assert f"It has {bottom} lines of code, and the service has about {hundreds}." in PAGE
     assert f"your app.py now has {top} lines of code" in PAGE
+
+
+def test_the_bridge_leads_from_the_last_rung_to_functions_of_the_service(folder: Path) -> None:
+    """docs/teach.md names where each part of the program is in the service."""
+    climb(folder, LAST)
+    program = (folder / "forty" / "app.py").read_text()
+    for here, there in table("in app.py after the last rung"):
+        for name in re.findall(r"`(\w+)`", here):
+            assert re.search(rf"\b{name}\b", program), name
+        for names, file in re.findall(r"((?:`\w+`,? )+)in \[([\w./]+)\]", there):
+            for name in re.findall(r"\w+", names):
+                assert f"def {name}(" in (ROOT / file).read_text("utf-8"), name
