@@ -15,6 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
+from tests.support.pages import block
 from tests.support.server import HEADERS, TOKEN, Server, free_port, wait_until
 
 # The proxy shows the service below /garden. Its other paths respond with 404.
@@ -288,3 +289,15 @@ def test_a_page_of_another_origin_may_send_any_header(page, server, stored):
     url = f"http://127.0.0.1:{server.port}/plants"
     assert page.execute_async_script(script, url, request) == "other-origin"
     assert stored() == [(7, "Monstera", None)]
+
+
+def test_the_javascript_client_works_in_a_page_of_another_origin(page, server, stored):
+    """Its functions are those that docs/interface.md has for Node."""
+    page.get(f"http://localhost:{server.port}/openapi.json")
+    client = block("js", "const address").partition("\ntry {")[0]
+    for old, new in ((":8000", f":{server.port}"), ("process.env.TOKEN", f"'{TOKEN}'")):
+        client = client.replace(old, new)
+    call = "save({ id: 2n ** 60n + 1n, name: 'Clover', tag: undefined })"
+    script = f"const [done] = arguments; {client}; {call}.then(JSON.stringify).then(done, done)"
+    assert page.execute_async_script(script) == '{"name":"Clover"}'
+    assert stored() == [(2**60 + 1, "Clover", None)]
