@@ -48,9 +48,14 @@ def typed(page: Path) -> str:
     lines = "" if page == TYPED[0] else f"export TOKEN={TOKEN}\n{START}{POST}"
     for language, text in BLOCK.findall(PAGES[page]):
         if language == "python":
-            lines += f"cat >client.py <<'END'\n{text}END\n.client/bin/python client.py\n"
+            lines += f"cat >client.py <<'END'\n{text}END\n"
+            lines += "PATH=.client/bin:.venv/bin:$PATH python client.py\n"
         elif text.endswith("gunicorn\n"):
-            lines += STOP + re.sub(r"(?m)^(python3 .*)?\.venv/bin/gunicorn\n", START, text)
+            # The first block installs what the test has already.
+            commands = re.sub(r"^python3 .* && ", "", text).replace(
+                " && .venv/bin/gun", "\n.venv/bin/gun"
+            )
+            lines += STOP + commands.replace(".venv/bin/gunicorn\n", START)
         elif language == "sh" and not re.search(ELSEWHERE, text):
             lines += text
     return lines
