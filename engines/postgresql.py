@@ -102,9 +102,8 @@ class PostgreSQLEngine(Engine):
             if not isinstance(failure, Locked | Rejected):
                 was_lost = previous is not None and previous.closed
                 self.close()
-                if (
-                    was_lost
-                ):  # The server may have been restarted. Connect again, and try once more.
+                if was_lost:
+                    # The server may have been restarted. Try once more, on a new connection.
                     return self.insert(plants, lock_limit)
             raise failure from None
         except BaseException:

@@ -15,15 +15,15 @@ PRESET = "--preload --access-logfile - --bind=127.0.0.1:0"
 KINDS = ["worker.Worker", "gevent", "gthread", "sync"]
 
 
-@pytest.mark.parametrize("database", ["SQLite", "PostgreSQL"])
+@pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_service_that_is_preloaded_mixes_up_no_clients(serve, request, url, kind, database):
+def test_a_service_that_is_preloaded_mixes_up_no_clients(serve, request, url, kind, engine):
     """Each client sends a token, a path or a plant of its own, also to a worker that is replaced.
 
     Bottle keeps the present request in a threading.local(). Greenlets would share it if the master
     had imported Bottle.
     """
-    if database == "PostgreSQL":
+    if engine == "PostgreSQL":
         url = request.getfixturevalue("postgresql_url")
     options = {"GUNICORN_CMD_ARGS": f"{PRESET} -k{kind} --threads=8", "DATABASE_URL": url}
     server = serve(command=HERE[:1], **options)

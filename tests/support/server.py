@@ -37,6 +37,9 @@ class Success(int):
     def __eq__(self, status: object) -> bool:
         return status in range(200, 300)
 
+    def __ne__(self, status: object) -> bool:
+        return not self == status
+
 
 STORED = Success(200)  # The status of a response that says that a plant is stored.
 
