@@ -10,36 +10,38 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bottle import BaseResponse, Bottle, HTTPError, HTTPResponse, request, response
+from bottle import Bottle, HTTPError, HTTPResponse, JSONPlugin, request, response
 
 from plant import SCHEMAS, InvalidPlant, parse_new_plant, read_schema
 from storage import Conflict, Rejected, Storage, Unavailable
 
+JSON = "application/json"
 BODY_LIMIT = 2**14  # Bytes. A worker that parses a body serves nobody else meanwhile.
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 404 may be long.
+# Characters of three members of a log line. A line must fit into 4,096 bytes: lines of several
+# workers that are longer mix in a pipe. JSON needs up to 12 bytes for a character of a reason, up
+# to 6 for one of a header, and one for each character of a percent-encoded request.
+REQUEST_LIMIT, FORWARDED_LIMIT, REASON_LIMIT = 500, 100, 200
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
 # Clients get this text for every Unavailable. The reason is for the operator, in the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
-COMMON_HEADERS = [
-    ("X-Content-Type-Options", "nosniff"),
-    ("Cache-Control", "no-store"),
+COMMON_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
     # A browser adds cookies to a request by itself, but never a bearer token. So pages of every
     # origin may use the interface (fetch.spec.whatwg.org, "CORS protocol").
-    ("Access-Control-Allow-Origin", "*"),
-    ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
-]
-OK = b'{"status": "ok"}\n'
-
-BaseResponse.default_content_type = "application/json"  # Of every response but the page.
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Expose-Headers": "X-Request-ID, Retry-After",
+}
 
 
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
@@ -47,19 +49,38 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     app = App()
     app.config["storage"] = storage  # worker_exit() in gunicorn.conf.py closes it.
     app.add_hook("before_request", require_http)
-    # Compare digests, so that the time of a look-up reveals nothing about a token.
-    digests = {hashlib.sha256(token.encode()).digest() for token in tokens}
-    # A plugin, for every route without `skip`.
-    app.install(lambda callback: partial(require_token, digests, callback))
-    app.post("/plants", callback=partial(create_plant, storage))
-    public = {"method": ["GET", "HEAD"], "skip": True}
-    app.route("/healthz", callback=partial(check_health, storage), **public)
-    app.route("/livez", callback=lambda: OK, **public)
-    document = json.dumps(openapi(), indent=2).encode() + b"\n"
-    app.route("/openapi.json", callback=lambda: document, **public)
+    app.add_hook("before_request", answer_options)
+    app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.
+    # From here on, each route needs a token, unless it says skip="token". Bottle applies no plugin
+    # to a mounted application. To guard one, write app.mount("/sub/", other.wsgi, skip=[]).
+    app.install(BearerToken(tokens))
+
+    @app.post("/plants")
+    def post_plant() -> dict[str, Any]:
+        return create_plant(storage)
+
+    @app.get("/healthz", skip="token")
+    def get_health() -> dict[str, Any]:
+        return check_health(storage)
+
+    @app.get("/livez", skip="token")
+    def get_liveness() -> dict[str, Any]:
+        return {"status": "ok"}
+
+    document = json.dumps(openapi(), indent=2) + "\n"
+
+    @app.get("/openapi.json", skip="token")
+    def get_description() -> str:
+        response.content_type = JSON
+        return document
+
     page = Path(__file__).parent.joinpath("static", "index.html").read_bytes()
-    show = partial(HTTPResponse, page, Content_Type="text/html; charset=utf-8")
-    app.route("/", callback=show, **public)
+
+    @app.get("/", skip="token")
+    def get_page() -> bytes:
+        response.content_type = "text/html; charset=utf-8"
+        return page
+
     return app
 
 
@@ -79,46 +100,177 @@ class App(Bottle):
 
     def wsgi(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request. Its id is the client's own if that is fit for a log, or a new one."""
-        began, request_id = time.monotonic(), environ.get("HTTP_X_REQUEST_ID", "")
+        began = time.monotonic()
+        request_id = environ.get("HTTP_X_REQUEST_ID", "")
         if not REQUEST_ID.fullmatch(request_id):
             request_id = os.urandom(16).hex()
-        common = [("X-Request-ID", request_id), *COMMON_HEADERS]
-        environ.setdefault("plants.log", {})
+        if not environ["PATH_INFO"].isascii():
+            # Bottle drops bytes that are not UTF-8, and would take /plants%ff for /plants. Put
+            # U+FFFD in their place. The bytes of a path are Latin-1 characters here (PEP 3333).
+            path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+            environ["PATH_INFO"] = path.encode().decode("latin-1")
+        log = environ.setdefault("plants.log", {})  # the last members of the line: token, reason
+        sent_status = ""
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            return start_response(status, headers + common, exc_info)
+            nonlocal sent_status
+            sent_status = status
+            own = {name.lower() for name, _ in headers}  # Where a route has set one, it stays.
+            common = {"X-Request-ID": request_id, **COMMON_HEADERS}
+            added = [header for header in common.items() if header[0].lower() not in own]
+            return start_response(status, headers + added, exc_info)
 
         body: Iterable[bytes] = super().wsgi(environ, start)
-        write_log(environ, response.status_code, time.monotonic() - began, request_id)
+        status_code = int(sent_status[:3])
+        if status_code >= 400:
+            log.setdefault("reason", sent_status[:REASON_LIMIT])  # It was no HTTPError.
+        write_log(environ, status_code, time.monotonic() - began, request_id)
         return body
 
+    def _cast(self, out: Any) -> Any:
+        """Return the body of what a route has returned or raised, as Bottle does.
+
+        Notes why a request fails: Bottle would tell only the handler for that status. If Bottle
+        can't make a body, because of text that UTF-8 can't encode or a bug in such a handler, this
+        returns the body of a 500, as after a bug in a route.
+        """
+        try:
+            if isinstance(out, HTTPError):
+                note_failure(out)
+            return super()._cast(out)
+        except Exception as exception:
+            failure = HTTPError(500, None, exception, traceback.format_exc())
+            note_failure(failure)
+            failure.apply(response)
+            return super()._cast(self.default_error_handler(failure))
+
     def default_error_handler(self, error: HTTPError) -> bytes:
-        """Return the body of an error (schemas/error.json), and note the reason for the log."""
-        message, reason = str(error.body), None
-        if error.status_code == 404:
-            path = request.environ["PATH_INFO"]  # request.path would make one slash of two.
-            message = f"there is nothing at {path}; plants are created with POST /plants"
-        elif error.status_code == 405:
-            methods = sorted([*error.headers["Allow"].split(","), "OPTIONS"])
-            error.headers["Allow"] = ", ".join(methods)
-            message = f"method not allowed; use {', '.join(methods[:-1])} or {methods[-1]}"
-            if request.method == "OPTIONS":
-                # OPTIONS asks for the methods of a path (RFC 9110, 9.3.7). A browser also sends it
-                # as a preflight, to ask if a page of another origin may send a token. No route has
-                # this method, so Bottle raises a 405 that names the others. Make a 204 of it.
-                response.status = 204
-                response.headers["Access-Control-Allow-Methods"] = error.headers["Allow"]
+        """Return the body of an error (schemas/error.json)."""
+        message = find_message(error)[:MESSAGE_LIMIT]
+        if is_from_router(error, 405):
+            response.headers["Allow"] = ", ".join(list_methods(error))
+        response.content_type = JSON
+        return to_json({"error": error.status_code, "message": message})
+
+
+class BearerToken:
+    """A Bottle plugin: every route that does not skip it needs a bearer token (RFC 6750)."""
+
+    name = "token"
+    api = 2  # the version of Bottle's interface for plugins
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        # Compare digests, so that the time of a look-up reveals nothing about a token.
+        self._digests = {hashlib.sha256(token.encode()).digest() for token in tokens}
+
+    def apply(self, callback: Callable[..., Any], route: Any) -> Callable[..., Any]:
+        """Return a function that checks the token and then does what `callback` does."""
+
+        def guarded(**arguments: Any) -> Any:
+            self.require_token(request.environ)
+            return callback(**arguments)
+
+        return guarded
+
+    def require_token(self, environ: Mapping[str, Any]) -> None:
+        """Raise HTTPError 401 unless the request has a good token. Note which one, for the log."""
+        scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        if scheme.lower() != "bearer":
+            message = "send a token in the header Authorization: Bearer TOKEN"
+            raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
+        digest = hashlib.sha256(token.strip(" ").encode()).digest()
+        if digest not in self._digests:
+            challenge = 'Bearer realm="plants", error="invalid_token"'
+            raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
+        environ["plants.log"]["token"] = digest.hex()[:8]
+
+
+def require_http() -> None:
+    """Raise HTTPError if worker.py refused the request, or unless it has exactly one Host."""
+    environ = request.environ
+    if refusal := environ.get("plants.refusal"):  # A status and a message.
+        raise HTTPError(*refusal)
+    # Every version but HTTP/1.0 requires exactly one Host (RFC 9112 section 3.2). Servers join two
+    # of them with a comma.
+    host = environ.get("HTTP_HOST", "")
+    if environ["SERVER_PROTOCOL"] != "HTTP/1.0" and (not host or "," in host):
+        raise HTTPError(400, "send exactly one Host header")
+
+
+def answer_options() -> None:
+    """Raise HTTPResponse 204 if the client asks with OPTIONS for the methods of a path.
+
+    RFC 9110 section 9.3.7 defines OPTIONS. A browser also sends it as a preflight, to ask whether
+    a page of another origin may send a token. A route for OPTIONS is called instead, if there is
+    one.
+    """
+    if request.method != "OPTIONS":
+        return
+    try:
+        request.app.match(request.environ)
+    except HTTPError as error:
+        if error.status_code == 405:
+            methods = ", ".join(list_methods(error))
+            headers = {
+                "Allow": methods,
+                "Access-Control-Allow-Methods": methods,
                 # The asterisk does not stand for Authorization (fetch.spec.whatwg.org).
-                response.headers["Access-Control-Allow-Headers"] = "Authorization, *"
-                return b""
-        elif error.status_code == 500:
-            message = f"the service failed; {SAFE}"
-            reason = f"{type(error.exception).__name__}, a bug"
-        elif error.exception:
-            reason = str(error.exception)
-        # If worker.py has refused the request, it has noted the reason already.
-        request.environ["plants.log"].setdefault("reason", (reason or message)[:250])
-        return to_json({"error": error.status_code, "message": message[:MESSAGE_LIMIT]})
+                "Access-Control-Allow-Headers": "Authorization, *",
+            }
+            raise HTTPResponse(status=204, headers=headers) from None
+
+
+def list_methods(error: HTTPError) -> list[str]:
+    """Return the methods that a path allows, from the 405 that Bottle's router has raised."""
+    methods = {"OPTIONS", *error.headers["Allow"].split(",")}
+    if "GET" in methods:  # Bottle answers HEAD by the route for GET.
+        methods.add("HEAD")
+    return sorted(methods)
+
+
+def is_from_router(error: HTTPError, status: int) -> bool:
+    """Tell if Bottle raised this status because no route has the path, or none has the method."""
+    return error.status_code == status and "bottle.route" not in request.environ
+
+
+def is_bug(error: HTTPError) -> bool:
+    """Tell if a 500 comes from an exception, or from a value that Bottle can't make a body of.
+
+    Otherwise, a route has called abort(500, text) on purpose.
+    """
+    is_unsupported = str(error.body).startswith("Unsupported response type: ")
+    return error.status_code == 500 and (error.exception is not None or is_unsupported)
+
+
+def find_message(error: HTTPError) -> str:
+    """Return what an error says to the client."""
+    if is_from_router(error, 404):
+        path = request.environ["PATH_INFO"]  # request.path would make one slash of two.
+        return f"there is nothing at {path}; plants are created with POST /plants"
+    if is_from_router(error, 405):
+        *methods, last = list_methods(error)
+        return f"method not allowed; use {', '.join(methods)} or {last}"
+    if is_bug(error):
+        return f"the service failed; {SAFE}"
+    return str(error.body or error.status_line)
+
+
+def note_failure(error: HTTPError) -> None:
+    """Note for the log why a request fails: what the client is told, or what it must not know."""
+    environ = request.environ
+    # Bottle writes the traceback of a route, but not that of a generator.
+    if error.traceback and "bottle.exc_info" not in environ:
+        environ["wsgi.errors"].write(error.traceback)
+        environ["wsgi.errors"].flush()
+    if "plants.refusal" in environ:
+        return  # worker.py has noted the reason.
+    if error.exception is None:
+        reason = str(error.body) if is_bug(error) else find_message(error)
+    elif is_bug(error):
+        reason = f"{type(error.exception).__name__}, a bug"
+    else:
+        reason = str(error.exception)
+    environ["plants.log"]["reason"] = reason[:REASON_LIMIT]
 
 
 def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_id: str) -> None:
@@ -127,24 +279,29 @@ def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_i
     Platforms ask /healthz and /livez all the time, so these are logged only if they fail. The line
     ends with the members of environ["plants.log"]: `token` and, from 400 on, `reason`.
     """
-    # A line must fit into 4,096 bytes, or lines of several workers mix in a pipe. So `request` has
-    # at most 500 characters of one byte, and `reason` at most 250 of up to 12 bytes in JSON.
     if sys.stdout is None or (status == 200 and environ["PATH_INFO"] in ("/healthz", "/livez")):
         return
+    client = environ.get("REMOTE_ADDR")
+    asked = f"{quote(environ['REQUEST_METHOD'])} {quote(environ['PATH_INFO'])}".rstrip()
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "client": environ.get("REMOTE_ADDR"),
-        "request": f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}".rstrip()[:500],
+        # A socket for IPv6 shows an IPv4 address with this prefix (RFC 4291 section 2.5.5.2).
+        "client": client and client.removeprefix("::ffff:"),
+        "request": asked[:REQUEST_LIMIT],
         "status": status,
         "seconds": round(seconds, 4),
         "id": request_id,
-        **environ["plants.log"],
     }
+    # Behind a proxy, this is the address of its client, unless that has written it. Nothing is
+    # decided by it.
+    if forwarded := environ.get("HTTP_X_FORWARDED_FOR"):
+        line["forwarded"] = forwarded[:FORWARDED_LIMIT]
+    line.update(environ["plants.log"])
     with contextlib.suppress(OSError):  # A log that can't be written must not fail the request.
         os.write(1, f"{json.dumps(line)}\n".encode())
 
 
-def create_plant(storage: Storage) -> bytes:
+def create_plant(storage: Storage) -> dict[str, Any]:
     """POST /plants: store the plant in the body. Return it without its id."""
     try:
         plant = parse_new_plant(read_body(request.environ))
@@ -158,43 +315,16 @@ def create_plant(storage: Storage) -> bytes:
         raise HTTPError(409, str(error)) from None
     except Unavailable as error:
         raise HTTPError(503, f"{UNAVAILABLE}; {SAFE}", error, Retry_After="1") from None
-    return to_json(plant.to_dict())
+    return plant.to_dict()
 
 
-def check_health(storage: Storage) -> bytes:
+def check_health(storage: Storage) -> dict[str, Any]:
     """GET /healthz: tell whether plants can be stored."""
     try:
         storage.check(1.5)  # seconds
     except (Rejected, Unavailable) as error:
         raise HTTPError(503, UNAVAILABLE, error, Retry_After="1") from None
-    return OK
-
-
-def require_http() -> None:
-    """Raise HTTPError if worker.py refused the request, or unless HTTP/1.1 has exactly one Host."""
-    environ = request.environ
-    if refusal := environ.get("plants.refusal"):  # A status and a message.
-        raise HTTPError(*refusal)
-    # RFC 9112 section 3.2 requires exactly one Host. Servers join two of them with a comma.
-    host = environ.get("HTTP_HOST", "")
-    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and (not host or "," in host):
-        raise HTTPError(400, "send exactly one Host header")
-    # Bottle drops bytes that are not UTF-8, and would take /plants%ff for /plants. Replace them.
-    environ["PATH_INFO"] = environ["bottle.raw_path"].encode("latin-1").decode(errors="replace")
-
-
-def require_token(digests: set[bytes], callback: Callable[..., Any], **arguments: Any) -> Any:
-    """Return what `callback` returns. Raises HTTPError 401 without a good token (RFC 6750)."""
-    scheme, _, token = request.environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-    if scheme.lower() != "bearer":
-        message = "send a token in the header Authorization: Bearer TOKEN"
-        raise HTTPError(401, message, WWW_Authenticate='Bearer realm="plants"')
-    digest = hashlib.sha256(token.strip(" ").encode()).digest()
-    if digest not in digests:
-        challenge = 'Bearer realm="plants", error="invalid_token"'
-        raise HTTPError(401, "the bearer token is not valid", WWW_Authenticate=challenge)
-    request.environ["plants.log"]["token"] = digest.hex()[:8]  # Shows which token is in use.
-    return callback(**arguments)
+    return {"status": "ok"}
 
 
 def read_body(environ: Mapping[str, Any]) -> bytes:
