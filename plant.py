@@ -12,8 +12,15 @@ import fastjsonschema
 from jsonschema import Draft201909Validator
 from referencing import Registry
 
-TYPES = {bool: "a boolean", str: "a string", list: "an array", dict: "an object", int: "a number"}
-TYPES |= {type(None): "null", Decimal: "a number"}
+TYPES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    Decimal: "a number",
+    type(None): "null",
+}
 # The words in a message for a keyword of JSON Schema. The keyword's value follows them.
 RULES = {"minimum": "be at least", "maximum": "be at most", "enum": "be one of"}
 
@@ -27,7 +34,9 @@ class Plant(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plant as in schemas/plant.json: without its id, and without a tag of None."""
-        return {k: v for k, v in self._asdict().items() if k != "id" and v is not None}
+        members = self._asdict()
+        del members["id"]
+        return {name: value for name, value in members.items() if value is not None}
 
 
 class InvalidPlant(Exception):
@@ -41,7 +50,7 @@ def parse_new_plant(body: bytes) -> Plant:
         _check_quickly(members)
     except fastjsonschema.JsonSchemaException:
         raise InvalidPlant(_find_mistakes(members)) from None
-    return Plant._make(map(members.get, Plant._fields))
+    return Plant(id=members["id"], name=members["name"], tag=members.get("tag"))
 
 
 def read_schema(name: str) -> Any:
@@ -101,32 +110,39 @@ def _find_mistakes(value: Any) -> str:
     """Return how `value` breaks the schema, in plain words, each mistake with its place."""
     mistakes: dict[str, str] = {}
     # jsonschema calls repr() on nested values. No rule looks inside them, so empty them first.
-    small = _empty(value)
     if isinstance(value, dict):
-        small = {name: _empty(value[name]) for name in Plant._fields if name in value}
-    for error in _VALIDATOR.iter_errors(small):
+        value = {name: _empty(member) for name, member in value.items()}
+    else:
+        value = _empty(value)
+    for error in _VALIDATOR.iter_errors(value):
         place = "".join(error.path) or "the body"
-        keyword, rule = error.validator, error.validator_value
-        if keyword == "required":
-            mistakes |= {name: "required but missing" for name in rule if name not in small}
-        elif keyword == "type":
-            mistakes[place] = _explain_type(rule, error.instance)
+        if error.validator == "required":
+            for name in error.validator_value:
+                if name not in value:
+                    mistakes[name] = "required but missing"
+        elif error.validator == "type":
+            mistakes[place] = _explain_type(error.validator_value, error.instance)
         else:
-            words = RULES.get(keyword, f"match the {keyword}")
-            # People understand these words better than the pattern.
-            text = "not contain NUL" if rule == r"^[^\x00]*$" else f"{words} {json.dumps(rule)}"
             # If there is a message about a wrong type, keep it: it says more than any other.
-            mistakes.setdefault(place, f"must {text}")
+            mistakes.setdefault(place, _explain_rule(error))
     return "; ".join(f"{place}: {mistake}" for place, mistake in sorted(mistakes.items()))
 
 
 def _explain_type(expected: str, value: Any) -> str:
-    article, actual = "an" if expected[0] in "aeiou" else "a", TYPES[type(value)]
+    article = "an" if expected[0] in "aeiou" else "a"
+    actual = TYPES[type(value)]
     if expected == "integer" and isinstance(value, Decimal):
         if value == value.to_integral_value():  # It is not an int, so it is beyond 2**53.
             return "must be written in plain digits beyond 2**53 (9007199254740992)"
         actual = "a number with a fraction"
     return f"must be {article} {expected}, not {actual}"
+
+
+def _explain_rule(error: Any) -> str:
+    if error.validator == "pattern" and "\0" in error.instance:
+        return "must not contain NUL"  # People understand this better than a pattern.
+    words = RULES.get(error.validator, f"match the {error.validator}")
+    return f"must {words} {json.dumps(error.validator_value)}"
 
 
 def _empty(value: Any) -> Any:

@@ -12,7 +12,7 @@ from jsonschema import Draft201909Validator
 from referencing import Registry
 
 from app import BODY_LIMIT
-from plant import SCHEMAS, InvalidPlant, parse_new_plant
+from plant import SCHEMAS, InvalidPlant, Plant, parse_new_plant
 from tests.support.server import ROOT
 
 INTEGER = "id: must be an integer, not "
@@ -80,20 +80,29 @@ def test_a_message_names_every_mistake_in_terms_of_json_and_repeats_no_value(tex
 def test_a_rule_that_somebody_adds_to_a_schema_is_explained_in_words(tmp_path):
     """The test adds a pattern, an enum and a maximum length to a copy of the schemas.
 
-    A value that breaks several rules gets the message about one of them.
+    A value that breaks several rules gets the message about one of them. The message names a member
+    that somebody has added to a schema, even if Plant does not have it yet.
     """
     shutil.copytree(ROOT / "schemas", tmp_path / "schemas")
     file = tmp_path / "schemas" / "plant.json"
     schema = json.loads(file.read_text())
     schema["properties"]["name"]["pattern"] = "^[A-Z]"
     schema["properties"]["tag"] |= {"enum": ["indoor", "outdoor"], "maxLength": 7}
+    schema["properties"]["year"] = {"type": "integer", "minimum": 1800}
     file.write_text(json.dumps(schema))
     plant = runpy.run_path(shutil.copy(ROOT / "plant.py", tmp_path))
     with pytest.raises(plant["InvalidPlant"]) as refusal:
-        plant["parse_new_plant"](b'{"id": 7, "name": "n", "tag": "somewhere"}')
-    name, tag = str(refusal.value).split("; ")
+        plant["parse_new_plant"](b'{"id": 7, "name": "n", "tag": "somewhere", "year": 7}')
+    name, tag, year = str(refusal.value).split("; ")
     assert name == 'name: must match the pattern "^[A-Z]"'
     assert tag == 'tag: must be one of ["indoor", "outdoor"]'
+    assert year == "year: must be at least 1800"
+
+
+def test_plant_has_exactly_the_members_that_the_schemas_describe():
+    """Otherwise a member would be accepted and lost without a word."""
+    described = [*SCHEMAS["plant"]["properties"], *SCHEMAS["new-plant"]["allOf"][1]["properties"]]
+    assert sorted(Plant._fields) == sorted(described)
 
 
 NO_JSON = [b"[1,]", b"{a: 1}", b"'a'", b"/**/1", b"\xc2\xa01", b'"new\nline"', rb'"\x00"']
