@@ -32,6 +32,10 @@ PROVOKED = {  # A path and a status, and how to get such a response for a plant.
 }
 
 
+# The page at / and the description itself are for people and tools, not a part of the interface.
+UNDESCRIBED = {("GET", "/"), ("GET", "/openapi.json")}
+
+
 def resolve(part):
     """Return `part` of the document, or the part that its `$ref` refers to."""
     while "$ref" in part:
@@ -41,11 +45,12 @@ def resolve(part):
     return part
 
 
-RESPONSES = {
+RESPONSES = {  # All described responses in JSON. An exercise has one in plain text.
     f"{path} {status}": resolve(response)
     for path, operations in DOCUMENT["paths"].items()
     for operation in operations.values()
     for status, response in operation["responses"].items()
+    if JSON in resolve(response)["content"]
 }
 
 
@@ -65,6 +70,19 @@ def test_the_description_needs_no_token_and_no_other_document(client):
     assert references and all(resolve({"$ref": each}) for each in references)
     # A generator of code would turn an escaped NUL in a pattern into a raw one.
     assert not re.search(r"\$id|\$schema|\\u0000", response.text)
+
+
+def test_every_route_is_described_and_every_path_described_exists(client):
+    """A new route is described in schemas/openapi.json."""
+    routes = {
+        (route.method, re.sub(r"<(\w+).*?>", r"{\1}", route.rule)) for route in client.app.routes
+    }
+    described = {
+        (method.upper(), path)
+        for path, operations in DOCUMENT["paths"].items()
+        for method in operations
+    }
+    assert routes == described | UNDESCRIBED
 
 
 @pytest.mark.parametrize("key", RESPONSES)
@@ -90,7 +108,7 @@ def test_the_errors_on_the_page_are_the_examples_of_the_description(client):
     """The page shows one more: the 404 for a path that the description does not have."""
     page = (ROOT / "docs/interface.md").read_text("utf-8")
     shown = re.findall(r'`(\{"error".*?\})`', page)
-    contents = [each["content"][JSON] for key, each in RESPONSES.items() if "/plants" in key]
+    contents = [RESPONSES[key]["content"][JSON] for key in RESPONSES if key.startswith("/plants ")]
     examples = [each["example"] for each in contents if "example" in each]
     examples.append(client.post("/plant", status=404).json)
     assert sorted(shown) == sorted(map(json.dumps, examples))
