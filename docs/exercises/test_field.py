@@ -1,4 +1,4 @@
-"""Tests for a solution of the first exercise of docs/code.md, for each of the three fields."""
+"""Tests for a solution of the second exercise of docs/code.md, for each of the three fields."""
 
 import pytest
 
@@ -16,7 +16,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("field", VALUES)
 def test_a_plant_may_have_the_field(server, field):
-    """It is stored and returned as it was sent, and a retry succeeds, also of an old plant."""
+    """It is stored and returned as it was sent, and a retry succeeds, even of an old plant."""
     for value in VALUES[field]:
         for plant in (new_plant(**{field: value}), OLD) * 2:
             status, stored = server.post(plant)
@@ -26,7 +26,7 @@ def test_a_plant_may_have_the_field(server, field):
 
 @pytest.mark.parametrize("field", VALUES)
 def test_a_plant_with_another_value_or_none_is_another_plant(server, field):
-    """So it is a conflict, also if the plant was stored before the table had the fields."""
+    """So it is a conflict, even if the plant was stored before the table had the fields."""
     first, second, *_ = VALUES[field]
     plant = new_plant(**{field: first})
     without = {name: plant[name] for name in ("id", "name")}

@@ -1,9 +1,10 @@
-"""Tests for a solution of the second exercise of docs/code.md (-k sqlite), and of the third.
+"""Tests for a solution of the third exercise of docs/code.md (-k sqlite), and of the fourth.
 
 These tests know a solution only by its responses, its log and its standard error.
 """
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,14 @@ def test_a_plant_is_read_by_its_id(server):
         assert get(server, number) == (200, plant)
 
 
+def test_a_read_returns_what_the_post_returned(server):
+    """Members that the second exercise has added are the same in JSON, even true and false."""
+    for evergreen in (True, False):
+        plant = new_plant(tag="indoor", height=1.5, evergreen=evergreen, year=2024)
+        posted, read = server.post(plant)[1], get(server, plant["id"])[1]
+        assert json.dumps(read) == json.dumps(posted)
+
+
 @pytest.mark.parametrize("number", ["2", "-1", "seven", "1.0", "1/", 2**63, "9" * 30, ""])
 def test_an_id_without_a_plant_gets_a_404(server, number):
     """So does a text that can't be an id. A request without a token gets a 401."""
@@ -96,7 +105,7 @@ def test_a_read_that_fails_gets_a_503_and_prints_no_traceback(server):
 def test_a_text_that_is_not_utf8_is_neither_printed_nor_logged_on_sqlite(sqlite, tmp_path):
     """sqlite3 would quote it in its error. Other plants can be read afterwards."""
     with database(sqlite) as other:
-        other.execute("INSERT INTO plants VALUES (3, CAST(x'536563726574ff' AS TEXT), NULL)")
+        other.execute("INSERT INTO plants (id, name) VALUES (3, CAST(x'536563726574ff' AS TEXT))")
     with Server(tmp_path, DATABASE_URL=sqlite) as server:
         get(server, 3)
         assert get(server, 1)[0] == 200
