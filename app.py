@@ -34,14 +34,15 @@ TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
 # Clients get this text for every Unavailable. The reason is for the operator, in the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
-COMMON_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
+COMMON_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cache-Control", "no-store"),
     # A browser adds cookies to a request by itself, but never a bearer token. So pages of every
     # origin may use the interface (fetch.spec.whatwg.org, "CORS protocol").
-    "Access-Control-Allow-Origin": "*",
-    "Access-Control-Expose-Headers": "X-Request-ID, Retry-After",
-}
+    ("Access-Control-Allow-Origin", "*"),
+    ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
+]
+COMMON_NAMES = {"x-request-id", *(name.lower() for name, _ in COMMON_HEADERS)}
 
 
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
@@ -115,10 +116,11 @@ class App(Bottle):
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             nonlocal sent_status
             sent_status = status
-            own = {name.lower() for name, _ in headers}  # Where a route has set one, it stays.
-            common = {"X-Request-ID": request_id, **COMMON_HEADERS}
-            added = [header for header in common.items() if header[0].lower() not in own]
-            return start_response(status, headers + added, exc_info)
+            common = [("X-Request-ID", request_id), *COMMON_HEADERS]
+            own = {name.lower() for name, _ in headers}
+            if not own.isdisjoint(COMMON_NAMES):  # A route has set one of them, which stays.
+                common = [header for header in common if header[0].lower() not in own]
+            return start_response(status, headers + common, exc_info)
 
         body: Iterable[bytes] = super().wsgi(environ, start)
         status_code = int(sent_status[:3])
@@ -204,7 +206,7 @@ def answer_options() -> None:
     a page of another origin may send a token. A route for OPTIONS is called instead, if there is
     one.
     """
-    if request.method != "OPTIONS":
+    if request.environ["REQUEST_METHOD"] != "OPTIONS":
         return
     try:
         request.app.match(request.environ)
@@ -282,7 +284,7 @@ def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_i
     if sys.stdout is None or (status == 200 and environ["PATH_INFO"] in ("/healthz", "/livez")):
         return
     client = environ.get("REMOTE_ADDR")
-    asked = f"{quote(environ['REQUEST_METHOD'])} {quote(environ['PATH_INFO'])}".rstrip()
+    asked = f"{environ['REQUEST_METHOD']} {quote(environ['PATH_INFO'])}".rstrip()
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         # A socket for IPv6 shows an IPv4 address with this prefix (RFC 4291 section 2.5.5.2).
@@ -292,7 +294,7 @@ def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_i
         "seconds": round(seconds, 4),
         "id": request_id,
     }
-    # Behind a proxy, this is the address of its client, unless that has written it. Nothing is
+    # A proxy puts the address of its client here. Any client can write it as well, so nothing is
     # decided by it.
     if forwarded := environ.get("HTTP_X_FORWARDED_FOR"):
         line["forwarded"] = forwarded[:FORWARDED_LIMIT]
