@@ -31,6 +31,7 @@ MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 40
 # to 6 for one of a header, and one for each character of a percent-encoded request.
 REQUEST_LIMIT, FORWARDED_LIMIT, REASON_LIMIT = 500, 100, 200
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
+INCOMPLETE = "the body was incomplete or too slow; send it again"
 # Clients get this text for every Unavailable. The reason is for the operator, in the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
@@ -51,6 +52,7 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     app.config["storage"] = storage  # worker_exit() in gunicorn.conf.py closes it.
     app.add_hook("before_request", require_http)
     app.add_hook("before_request", answer_options)
+    app.add_hook("before_request", guard_body)
     app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.
     # From here on, each route needs a token, unless it says skip="token". Bottle applies no plugin
     # to a mounted application. To guard one, write app.mount("/sub/", other.wsgi, skip=[]).
@@ -155,6 +157,28 @@ class App(Bottle):
         return to_json({"error": error.status_code, "message": message})
 
 
+class Body:
+    """The body of a request, to read from. If a read fails, the client is told why."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def read(self, *size: int) -> Any:
+        """Read as wsgi.input does. Raises HTTPError."""
+        try:
+            return self._stream.read(*size)
+        except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
+            raise HTTPError(408, INCOMPLETE) from None
+        except Exception:
+            # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
+            # request that is longer than its MAX_REQUEST_BYTES, too.
+            message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
+            raise HTTPError(400, message) from None
+
+
 class BearerToken:
     """A Bottle plugin: every route that does not skip it needs a bearer token (RFC 6750)."""
 
@@ -220,6 +244,14 @@ def answer_options() -> None:
                 "Access-Control-Allow-Headers": "Authorization, *",
             }
             raise HTTPResponse(status=204, headers=headers) from None
+
+
+def guard_body() -> None:
+    """Let each route that reads the body raise an HTTPError if that fails, and no other exception.
+
+    Otherwise, a client that is too slow or sends too much would look like a bug in the route.
+    """
+    request.environ["wsgi.input"] = Body(request.environ["wsgi.input"])
 
 
 def list_methods(error: HTTPError) -> list[str]:
@@ -345,17 +377,9 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
     length = int(declared) if declared.isdecimal() else 0
     if length > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
-    try:
-        body: bytes = environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length)
-        if len(body) < length:
-            raise ConnectionError("the client has ended the connection too early")
-    except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
-        raise HTTPError(408, "the body was incomplete or too slow; send it again") from None
-    except Exception:
-        # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
-        # request that is longer than its MAX_REQUEST_BYTES, too.
-        message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
-        raise HTTPError(400, message) from None
+    body: bytes = environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length)
+    if len(body) < length:
+        raise HTTPError(408, INCOMPLETE)
     if len(body) > BODY_LIMIT:
         raise HTTPError(413, TOO_LONG)
     return body

@@ -14,7 +14,7 @@ JSON = "application/json"
 HTML = "text/html; charset=UTF-8"
 FAILED = "the service failed; it is safe to send the same plant again"
 READER = """
-from bottle import Bottle, HTTPError, HTTPResponse, abort, redirect, response, template
+from bottle import Bottle, HTTPError, HTTPResponse, abort, redirect, request, response, template
 from start import get_app
 
 
@@ -92,6 +92,10 @@ def add_routes(app):
     def public():
         return {"open": True}
 
+    @app.post("/upload")
+    def upload():
+        return {"size": len(request.body.read())}
+
     @app.route("/own-options", method=["GET", "OPTIONS"])
     def own_options():
         return "own"
@@ -123,11 +127,11 @@ def reader(tmp_path_factory):
 def ask(reader):
     """A function that sends a request. It returns status, headers, body and the line of the log."""
 
-    def ask(path, method="GET", **headers):
+    def ask(path, method="GET", body=None, **headers):
         request_id = f"{method}{path}"
         connection = http.client.HTTPConnection("127.0.0.1", reader.port, timeout=PATIENCE)
         sent = {**HEADERS, **headers, "X-Request-ID": request_id}
-        connection.request(method, path, headers=sent)
+        connection.request(method, path, body, sent)
         response = connection.getresponse()
         body = response.read().decode()
         connection.close()
@@ -171,6 +175,13 @@ def test_a_bug_in_a_route_has_its_traceback_on_standard_error(ask, reader):
 def test_text_is_html_in_utf_8_as_bottle_documents(ask, path):
     status, headers, body, _ = ask(path)
     assert (status, headers["Content-Type"], body) == (200, HTML, "<b>grün</b>")
+
+
+def test_a_body_that_is_too_long_is_the_clients_mistake_in_every_route(ask):
+    """Not a bug in the route that reads it. worker.py reads no more than 32 KiB of a request."""
+    status, _, body, line = ask("/upload", "POST", b"x" * 2**16)
+    assert (status, json.loads(body)["error"]) == (400, 400)
+    assert line["reason"] == "the chunked encoding is invalid, or the request exceeds 32 KiB"
 
 
 def test_a_dict_is_json_and_the_routes_own_header_replaces_that_of_the_service(ask):
