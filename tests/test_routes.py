@@ -3,11 +3,13 @@
 import http.client
 import json
 import re
+import textwrap
 
 import pytest
 from webtest import TestApp
 
 from app import create_app
+from tests.support.pages import block
 from tests.support.server import HEADERS, PATIENCE, TOKEN, Server
 
 JSON = "application/json"
@@ -100,6 +102,7 @@ def add_routes(app):
     def own_options():
         return "own"
 
+    # The route that docs/code.md shows.
     other = Bottle()
     other.get("/", callback=lambda: "other")
     app.mount("/open/", other)
@@ -116,7 +119,9 @@ def make():
 def reader(tmp_path_factory):
     """A server with the routes of READER. At the end, its tracebacks have been looked at."""
     folder = tmp_path_factory.mktemp("reader")
-    (folder / "reader.py").write_text(READER)
+    shown = textwrap.indent(block("python", "@app.get"), "    ")
+    program = READER.replace("    # The route that docs/code.md shows.\n", shown)
+    (folder / "reader.py").write_text(program)
     options = ["--pythonpath", str(folder), "reader:make()"]
     tracebacks = pytest.raises(AssertionError, match="ZeroDivisionError")
     with tracebacks, Server(folder, *options, WEB_CONCURRENCY="1") as server:
@@ -169,6 +174,15 @@ def test_a_bug_in_a_route_has_its_traceback_on_standard_error(ask, reader):
         ask(path)
         traceback = rf"Traceback .*\n(?:  .*\n)+.*in {function}\n(?:  .*\n)+ZeroDivisionError"
         assert re.search(traceback, reader.err)
+
+
+def test_the_route_that_the_page_shows_works(ask):
+    status, headers, body, _ = ask("/greenhouses/tropical")
+    assert (status, headers["Content-Type"]) == (200, JSON)
+    assert json.loads(body) == {"name": "tropical", "degrees": 24}
+    status, _, body, _ = ask("/greenhouses/cold")
+    assert json.loads(body) == {"error": 404, "message": "there is no greenhouse cold"}
+    assert ask("/greenhouses/tropical", Authorization="none")[0] == 401
 
 
 @pytest.mark.parametrize("path", ["/text", "/template"])
@@ -233,6 +247,7 @@ def test_another_bottle_application_in_the_process_is_as_bottle_made_it(storage)
     from bottle import Bottle
 
     create_app(storage, [TOKEN])
+    # The route that docs/code.md shows.
     other = Bottle()
     other.get("/", callback=lambda: "text")
     response = TestApp(other).get("/")

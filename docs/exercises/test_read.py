@@ -1,4 +1,4 @@
-"""Tests for a solution of the third exercise of docs/code.md (-k sqlite), and of the fourth.
+"""Tests for a solution of the third exercise of docs/exercises.md (-k sqlite), and of the fourth.
 
 These tests know a solution only by its responses, its log and its standard error.
 """

@@ -1,4 +1,4 @@
-"""Tests for a solution of the first exercise of docs/code.md: a route that prints labels."""
+"""Tests for a solution of the first exercise of docs/exercises.md: a route that prints labels."""
 
 import http.client
 import json
