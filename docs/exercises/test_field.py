@@ -1,4 +1,4 @@
-"""Tests for a solution of the second exercise of docs/exercises.md, for each of the three fields."""
+"""Tests for a solution of the second exercise of docs/exercises.md, for each of its fields."""
 
 import pytest
 

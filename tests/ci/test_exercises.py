@@ -1,4 +1,4 @@
-"""The patches in docs/exercises/ solve the exercises of docs/exercises.md and break no other test."""
+"""The patches in docs/exercises/ solve the exercises of docs/exercises.md, and break nothing."""
 
 import re
 import shlex
