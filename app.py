@@ -35,6 +35,10 @@ INCOMPLETE = "the body was incomplete or too slow; send it again"
 # Clients get this text for every Unavailable. The reason is for the operator, in the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
+# How the texts of Bottle begin if no route has the path, or none has the method, and if a route has
+# returned a value that Bottle can't make a body of. Nothing else tells these errors from others.
+NO_ROUTE = "Not found: ", "Method not allowed."
+UNSUPPORTED = "Unsupported response type: "
 COMMON_HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
@@ -85,6 +89,32 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
         return page
 
     return app
+
+
+def create_plant(storage: Storage) -> dict[str, Any]:
+    """POST /plants: store the plant in the body. Return it without its id."""
+    try:
+        plant = parse_new_plant(read_body(request.environ))
+        storage.add(plant)
+    except InvalidPlant as error:
+        raise HTTPError(400, str(error)) from None
+    except Rejected as error:  # The reason is only for the log.
+        message = "the database rejects this plant; retrying will not help"
+        raise HTTPError(400, message, error) from None
+    except Conflict as error:
+        raise HTTPError(409, str(error)) from None
+    except Unavailable as error:
+        raise HTTPError(503, f"{UNAVAILABLE}; {SAFE}", error, Retry_After="1") from None
+    return plant.to_dict()
+
+
+def check_health(storage: Storage) -> dict[str, Any]:
+    """GET /healthz: tell whether plants can be stored."""
+    try:
+        storage.check(1.5)  # seconds
+    except (Rejected, Unavailable) as error:
+        raise HTTPError(503, UNAVAILABLE, error, Retry_After="1") from None
+    return {"status": "ok"}
 
 
 def openapi() -> Any:
@@ -155,28 +185,6 @@ class App(Bottle):
             response.headers["Allow"] = ", ".join(list_methods(error))
         response.content_type = JSON
         return to_json({"error": error.status_code, "message": message})
-
-
-class Body:
-    """The body of a request, to read from. If a read fails, the client is told why."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def read(self, *size: int) -> Any:
-        """Read as wsgi.input does. Raises HTTPError."""
-        try:
-            return self._stream.read(*size)
-        except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
-            raise HTTPError(408, INCOMPLETE) from None
-        except Exception:
-            # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
-            # request that is longer than its MAX_REQUEST_BYTES, too.
-            message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
-            raise HTTPError(400, message) from None
 
 
 class BearerToken:
@@ -254,6 +262,61 @@ def guard_body() -> None:
     request.environ["wsgi.input"] = Body(request.environ["wsgi.input"])
 
 
+class Body:
+    """The body of a request, to read from. If a read fails, the client is told why."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def read(self, *size: int) -> Any:
+        """Read as wsgi.input does. Raises HTTPError."""
+        try:
+            return self._stream.read(*size)
+        except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
+            raise HTTPError(408, INCOMPLETE) from None
+        except Exception:
+            # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
+            # request that is longer than its MAX_REQUEST_BYTES, too.
+            message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
+            raise HTTPError(400, message) from None
+
+
+def read_body(environ: Mapping[str, Any]) -> bytes:
+    """Return the whole body, and read no further (PEP 3333).
+
+    Raises HTTPError: 415 unless the headers declare plain JSON (RFC 9110, 8.3 and 8.4), 413 if the
+    body is too long, 408 if it is incomplete or too slow, and 400 if its chunks are not valid.
+    """
+    if environ.get("CONTENT_TYPE", "").lower().partition(";")[0].strip() != "application/json":
+        raise HTTPError(415, "Content-Type must be application/json")
+    if environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
+        raise HTTPError(415, "Content-Encoding must be identity or left out")
+    # Bottle's request.body would decode the chunks once more, after the server has decoded them.
+    has_end = environ.get("wsgi.input_terminated")
+    declared = environ.get("CONTENT_LENGTH", "")
+    length = int(declared) if declared.isdecimal() else 0
+    if length > BODY_LIMIT:
+        raise HTTPError(413, TOO_LONG)
+    body: bytes = environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length)
+    if len(body) < length:
+        raise HTTPError(408, INCOMPLETE)
+    if len(body) > BODY_LIMIT:
+        raise HTTPError(413, TOO_LONG)
+    return body
+
+
+def is_from_router(error: HTTPError, status: int) -> bool:
+    """Tell if Bottle raised this status because no route has the path, or none has the method.
+
+    A route, or a hook that is called before, may have called abort() with the same status.
+    """
+    has_no_route = "bottle.route" not in request.environ
+    return error.status_code == status and has_no_route and str(error.body).startswith(NO_ROUTE)
+
+
 def list_methods(error: HTTPError) -> list[str]:
     """Return the methods that a path allows, from the 405 that Bottle's router has raised."""
     methods = {"OPTIONS", *error.headers["Allow"].split(",")}
@@ -262,17 +325,12 @@ def list_methods(error: HTTPError) -> list[str]:
     return sorted(methods)
 
 
-def is_from_router(error: HTTPError, status: int) -> bool:
-    """Tell if Bottle raised this status because no route has the path, or none has the method."""
-    return error.status_code == status and "bottle.route" not in request.environ
-
-
 def is_bug(error: HTTPError) -> bool:
     """Tell if a 500 comes from an exception, or from a value that Bottle can't make a body of.
 
     Otherwise, a route has called abort(500, text) on purpose.
     """
-    is_unsupported = str(error.body).startswith("Unsupported response type: ")
+    is_unsupported = str(error.body).startswith(UNSUPPORTED)
     return error.status_code == 500 and (error.exception is not None or is_unsupported)
 
 
@@ -333,56 +391,6 @@ def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_i
     line.update(environ["plants.log"])
     with contextlib.suppress(OSError):  # A log that can't be written must not fail the request.
         os.write(1, f"{json.dumps(line)}\n".encode())
-
-
-def create_plant(storage: Storage) -> dict[str, Any]:
-    """POST /plants: store the plant in the body. Return it without its id."""
-    try:
-        plant = parse_new_plant(read_body(request.environ))
-        storage.add(plant)
-    except InvalidPlant as error:
-        raise HTTPError(400, str(error)) from None
-    except Rejected as error:  # The reason is only for the log.
-        message = "the database rejects this plant; retrying will not help"
-        raise HTTPError(400, message, error) from None
-    except Conflict as error:
-        raise HTTPError(409, str(error)) from None
-    except Unavailable as error:
-        raise HTTPError(503, f"{UNAVAILABLE}; {SAFE}", error, Retry_After="1") from None
-    return plant.to_dict()
-
-
-def check_health(storage: Storage) -> dict[str, Any]:
-    """GET /healthz: tell whether plants can be stored."""
-    try:
-        storage.check(1.5)  # seconds
-    except (Rejected, Unavailable) as error:
-        raise HTTPError(503, UNAVAILABLE, error, Retry_After="1") from None
-    return {"status": "ok"}
-
-
-def read_body(environ: Mapping[str, Any]) -> bytes:
-    """Return the whole body, and read no further (PEP 3333).
-
-    Raises HTTPError: 415 unless the headers declare plain JSON (RFC 9110, 8.3 and 8.4), 413 if the
-    body is too long, 408 if it is incomplete or too slow, and 400 if its chunks are not valid.
-    """
-    if environ.get("CONTENT_TYPE", "").lower().partition(";")[0].strip() != "application/json":
-        raise HTTPError(415, "Content-Type must be application/json")
-    if environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
-        raise HTTPError(415, "Content-Encoding must be identity or left out")
-    # Bottle's request.body would decode the chunks once more, after the server has decoded them.
-    has_end = environ.get("wsgi.input_terminated")
-    declared = environ.get("CONTENT_LENGTH", "")
-    length = int(declared) if declared.isdecimal() else 0
-    if length > BODY_LIMIT:
-        raise HTTPError(413, TOO_LONG)
-    body: bytes = environ["wsgi.input"].read(BODY_LIMIT + 1 if has_end else length)
-    if len(body) < length:
-        raise HTTPError(408, INCOMPLETE)
-    if len(body) > BODY_LIMIT:
-        raise HTTPError(413, TOO_LONG)
-    return body
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:

@@ -29,6 +29,11 @@ def add_routes(app):
     def nothing_said():
         raise HTTPError(404)
 
+    @app.hook("before_request")
+    def gate():
+        if request.query.gate:
+            abort(int(request.query.gate), "the gate is closed")
+
     @app.get("/closed")
     def closed():
         abort(500, "the garden is closed")
@@ -133,7 +138,7 @@ def ask(reader):
     """A function that sends a request. It returns status, headers, body and the line of the log."""
 
     def ask(path, method="GET", body=None, **headers):
-        request_id = f"{method}{path}"
+        request_id = f"{method}{path}".replace("?", "/")
         connection = http.client.HTTPConnection("127.0.0.1", reader.port, timeout=PATIENCE)
         sent = {**HEADERS, **headers, "X-Request-ID": request_id}
         connection.request(method, path, body, sent)
@@ -150,6 +155,8 @@ ERRORS = {  # A path, its status, the message of the Error, and the reason in th
     "/nothing-said": (404, "404 Not Found", "404 Not Found"),
     "/closed": (500, "the garden is closed", "the garden is closed"),
     "/sunday": (405, "not on Sundays", "not on Sundays"),
+    "/text?gate=404": (404, "the gate is closed", "the gate is closed"),
+    "/text?gate=405": (405, "the gate is closed", "the gate is closed"),
     "/list": (500, FAILED, "Unsupported response type: <class 'dict'>"),
     "/tuple": (500, FAILED, "Unsupported response type: <class 'dict'>"),
     "/generator": (500, FAILED, "ZeroDivisionError, a bug"),
