@@ -259,7 +259,8 @@ def guard_body() -> None:
 
     Otherwise, a client that is too slow or sends too much would look like a bug in the route.
     """
-    request.environ["wsgi.input"] = Body(request.environ["wsgi.input"])
+    environ = request.environ
+    environ["wsgi.input"] = Body(environ["wsgi.input"])
 
 
 class Body:
