@@ -19,10 +19,11 @@ OLD = "INSERT INTO plants VALUES (1, 'Sequoia', NULL)"
 
 @pytest.fixture(scope="module")
 def sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The URL of a file with a plant."""
+    """The URL of a file with a plant, and with the lock file that the service keeps beside it."""
     file = tmp_path_factory.mktemp("sqlite") / "plants.db"
     with contextlib.closing(sqlite3.connect(file)) as connection:
         connection.executescript(f"{SQLITE}; {OLD}")
+    file.with_name("plants.db-lock").touch(0o600)
     return f"sqlite:///{file}"
 
 
