@@ -53,7 +53,7 @@ COMMON_NAMES = {"x-request-id", *(name.lower() for name, _ in COMMON_HEADERS)}
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients that send one of the tokens."""
     app = App()
-    app.config["storage"] = storage  # worker_exit() in gunicorn.conf.py closes it.
+    app.config["storage"] = storage  # gunicorn.conf.py starts it and closes it.
     app.add_hook("before_request", require_http)
     app.add_hook("before_request", answer_options)
     app.add_hook("before_request", guard_body)
