@@ -1,4 +1,4 @@
-"""Types the commands of docs/deploy.md, and those of docs/data.md for a Linux host, as they are.
+"""Types the commands of docs/host.md, docs/operate.md and docs/deploy.md as they are.
 
 The files of deploy/ are used unchanged. The hosting platforms themselves are not tested.
 """
@@ -21,18 +21,29 @@ from gunicorn.config import KNOWN_SETTINGS
 
 from tests.ci.test_bare_machine import IGNORED, make_machine
 from tests.support.pages import PAGES, block, command, table
-from tests.support.server import ROOT, STORED, TOKEN, Server, free_port, receive, wait_until
+from tests.support.server import (
+    HEADERS,
+    ROOT,
+    STORED,
+    TOKEN,
+    Server,
+    free_port,
+    receive,
+    wait_until,
+)
 from tests.support.storage import lock_held, read_names
 from tests.support.wire import MONSTERA, Writers, answers, post
 
 *INSTALL, START, CHECK = block("sh", "apt-get install caddy").splitlines()
 PACKAGES = INSTALL[0].split()[2:]  # The machine reaches no mirror, so it is made with them.
+STORE = block("sh", "(. /etc/plants.env && echo")
 CHANGE = block("sh", "cd /srv/plants && systemd-run")
-UPGRADE = block("sh", "cd /srv/plants && git log")
+BACK_UP = block("sh", "systemctl start plants-backup && git")
+UPGRADE = block("sh", "cd /srv/plants && umask 22 && git pull")
 RESTART = block("sh", "systemctl reset-failed")
 STOP = command("systemctl stop plants.socket plants")
-RESTORE = block("sh", "backup=$(ls -t /var/lib") + block("sh", "sqlite3 -readonly")
-RESTORE += block("sh", "systemctl stop plants.socket plants && cd")
+TOKENS = block("sh", "(. /etc/plants.env && for token")
+RESTORE = "(set -ae; . /etc/plants.env; python3 /srv/plants/deploy/restore.py BACKUP)"
 BUILD, MAKE_TOKEN, *RUN_IMAGE = block("sh", "docker build").splitlines()
 CHECK_IMAGE = block("sh", "docker run --rm").strip()
 DOWNLOAD_PATIENCE = 300  # seconds for a command, which may download and install packages
@@ -75,6 +86,12 @@ def find_systemd(parent: int) -> int:
     return int(next(found, 0))
 
 
+def fill_in(*lines: str) -> str:
+    """Return lines of the page with the test's own address and name in place of the page's."""
+    text = "\n".join(lines).replace("ADDRESS", "/srv/upstream")
+    return text.replace("HOST.EXAMPLE.ORG", "plants.localhost")
+
+
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory) -> Iterator[Machine]:
     """A machine on which the service was installed as the page says, from a git repository."""
@@ -90,8 +107,7 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     try:
         machine = Machine(root, wait_until(lambda: find_systemd(nspawn.pid)))
         machine.run(f"until test -S /run/systemd/private; do sleep 0.1; done\n{UPSTREAM}")
-        install = "\n".join(["umask 27", *INSTALL, START]).replace("ADDRESS", "/srv/upstream")
-        machine.run(install.replace("HOST.EXAMPLE.ORG", "plants.localhost"))
+        machine.run(fill_in("umask 27", *INSTALL, START))
         machine.run(f"echo {quote(SITE)} >>/etc/caddy/Caddyfile; systemctl reload caddy")
         yield machine
     finally:
@@ -104,7 +120,7 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
 def host(machine) -> Iterator[Machine]:
     """The machine, with a new service that has one more token. The test is in its network."""
     machine.run(
-        f"{STOP}; cp -n /etc/plants.env /root\n"
+        f"{STOP}; systemctl reset-failed 'plants*'; cp -n /etc/plants.env /root\n"
         "rm -rf /var/lib/plants*; git -C /srv/plants reset --quiet --hard origin/main\n"
         f"sed '/^PLANTS_TOKENS=/ s/$/,{TOKEN}/' /root/plants.env >/etc/plants.env\n{RESTART}"
     )
@@ -124,17 +140,40 @@ def test_the_service_runs_as_the_page_says(host):
     assert host.run("systemd-analyze verify --man=no plants.service plants.socket") == ""
 
 
+def test_the_installation_overwrites_nothing_if_it_is_run_again(host):
+    """Settings, tokens, other sites of Caddy and the plants stay. The service goes on."""
+    host.run("echo WEB_CONCURRENCY=3 >>/etc/plants.env")
+    files = "cat /etc/plants.env /etc/caddy/Caddyfile"
+    before = host.run(files)
+    assert host.post(MONSTERA)[0] == STORED
+    shell = "set +e\n" + fill_in(*INSTALL, START)  # The user and the clone are there already.
+    said = host.run(shell)
+    assert "user 'plants' already exists" in said and "'/srv/plants' already exists" in said
+    assert host.run(files) == before
+    assert host.post({**MONSTERA, "name": "another"})[0] == 409
+
+
+def test_caddy_serves_what_it_served_before(host):
+    """Debian's page, which its Caddyfile has before the installation, is still there."""
+    curl = "curl --silent --output /dev/null --write-out '%{http_code}'"
+    assert host.run(f"{curl} http://127.0.0.1/") == "200"
+    assert host.run(f"{curl} http://plants.localhost/") == "308"
+
+
 def test_other_hosts_reach_it_through_caddy(host):
-    """The connection is encrypted. A request id of the service's log is in Caddy's log, too."""
-    (token,) = re.findall("PLANTS_TOKENS=(.+),", host.run("cat /etc/plants.env"))
-    plant = f"-H 'Authorization: Bearer {token}' --json '{json.dumps(MONSTERA)}'"
-    curl = f"curl --silent --insecure --include {plant} https://plants.localhost/plants || true"
-    answer = r'(?is)x-request-id: (\S+).*\n\n{"name": "Monstera", .*}\n$'
-    request_id = wait_until(lambda: re.search(answer, host.run(curl)))[1]
+    """The connection is encrypted. A request id of the service's log is in Caddy's log, too.
+
+    `forwarded` is the client's address, even if the client has sent another one.
+    """
+    curl = "curl --silent --insecure --include -H 'X-Forwarded-For: 203.0.113.7' "
+    store = fill_in("set +e", STORE.replace("curl ", curl))
+    answer = r'(?is)x-request-id: (\S+).*\n\n{"name": "Monstera", .*}\n7\|Monstera\|indoor\n$'
+    request_id = wait_until(lambda: re.search(answer, host.run(store)))[1]
     complaint = block("sh", "journalctl --unit plants --output cat | grep ID")
     given = {"ID": request_id, "05:30 UTC": "-1h", "05:40 UTC": "now", "ADDRESS": "127.0.0.1"}
     complaint = re.sub("|".join(given), lambda found: given[found[0]], complaint)
-    logged = f'"id": "{request_id}"(?s:.*)"remote_ip":"127.0.0.1".*{request_id}'
+    line = f'(?m)^{{.*"id": "{request_id}", "forwarded": "127.0.0.1".*$'
+    logged = f'{line}(?s:.*)"remote_ip":"127.0.0.1".*{request_id}'
     wait_until(lambda: re.search(logged, host.run(f"set +e\n{complaint}true")))
     with socket.create_connection(("127.0.0.1", 8080)) as client:  # It half-closes after sending.
         client.sendall(post(MONSTERA))
@@ -147,7 +186,10 @@ def test_clients_notice_no_restart_no_upgrade_and_no_rollback(host):
     host.run(f"git -C /srv/plants reset --hard HEAD~; {RESTART}")
     with Writers(8080) as clients:
         clients.wait_for_more()
-        (commit,) = re.findall("(?m)^[0-9a-f]{40}$", host.run(UPGRADE))
+        (date, commit) = host.run(BACK_UP).split()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+        host.run(UPGRADE)
+        assert host.run("git -C /srv/plants log -1 --format=%s") == "now\n"
         back = UPGRADE.replace("git pull", command("git reset --hard").replace("COMMIT", commit))
         for commands, version in ((RESTART, "now"), (back, "before")):
             clients.wait_for_more()
@@ -177,33 +219,63 @@ def test_a_wrong_setting_is_refused_before_anything_stops(host):
         process = host.run("systemctl show -P MainPID plants")
 
 
+def test_a_mistyped_database_is_refused_before_anything_stops(host):
+    """A change of a setting and an upgrade make no empty file. The service goes on serving."""
+    process = host.run("systemctl show -P MainPID plants")
+    assert host.post(MONSTERA)[0] == STORED
+    host.run("sed -i /^DATABASE_URL=/s/plants.db/plant.db/ /etc/plants.env")
+    for commands in (CHANGE, UPGRADE):
+        assert "/var/lib/plants/plant.db" in host.run(commands, fails=True)
+    assert not host.database.with_name("plant.db").exists()
+    assert host.run("systemctl show -P MainPID plants") == process
+    assert host.post({**MONSTERA, "name": "another"})[0] == 409
+
+
+def test_the_service_in_the_folder_of_the_readme_is_upgraded(host):
+    """The page's lines copy the plants, get the new code and check that it starts with them."""
+    host.run("rm -rf /root/plants; git clone --quiet /srv/upstream /root/plants")
+    host.run("cd /root/plants; git reset --quiet --hard HEAD~; ln -s /srv/plants/.venv .")
+    host.run(f"echo PLANTS_TOKENS={TOKEN} >/root/plants/.env")
+    start = "cd /root/plants; PLANTS_TOKENS=$(seq -s - 9) .venv/bin/python start.py"
+    assert "which is new" in host.run(start)
+    upgrade = block("sh", "(set -ae; . ./.env; python3")
+    said = host.run(f"cd /root/plants\n{upgrade}")
+    assert "plants are stored in" in said and "which is new" not in said
+    assert host.run("git -C /root/plants log -1 --format=%s") == "now\n"
+    assert host.run("ls /root/plants/backups").startswith("plants-")
+    host.run("rm /root/plants/plants.db*")
+    assert "plants are stored in" not in host.run(f"cd /root/plants\n{upgrade}", fails=True)
+
+
 def test_the_log_tells_who_still_uses_a_token(host):
-    """Two tokens both work. The page's commands find the requests with one, and whose they are."""
+    """Two tokens both work once the service is restarted. The page's commands tell them apart."""
     new = host.run(command("python3 -c 'import secrets; print(")).strip()
-    host.run(f"sed -i '/^PLANTS_TOKENS=/ s/$/,{new}/' /etc/plants.env; {CHANGE}")
-    assert [host.post(MONSTERA, token)[0] for token in (TOKEN, new)] == [STORED] * 2
-    search = block("sh", "journalctl --unit plants --since -1d").replace("OLD", new)
-    (line,) = wait_until(lambda: host.run(f"set +e\n{search}true").splitlines())
-    digits = host.run(command("printf %s OLD").replace("OLD", new)).strip()
-    assert json.loads(line)["token"] == digits
+    host.run(f"sed -i '/^PLANTS_TOKENS=/ s/$/,{new}/' /etc/plants.env")
+    (*_, token, added) = [line.split() for line in host.run(TOKENS).splitlines()]
+    assert (token[1], added[1]) == ("415", "401")
+    host.run(CHANGE)
+    lines = [line.split() for line in host.run(TOKENS).splitlines()]
+    assert lines[-2:] == [[token[0], "415"], [added[0], "415"]]
+    digits = command("sha256sum | cut")
+    assert host.run(f"printf %s {new} | {digits}").strip() == added[0]
     plant = f"-H 'Authorization: Bearer {new}' --json '{json.dumps(MONSTERA)}'"
     host.run(f"curl --silent --fail {plant} http://127.0.0.1:8080/plants")
-    count = block("sh", "journalctl --unit caddy --since -1d").replace("OLD", new)
-    counted = '1 "remote_ip":"127.0.0.1"'
-    wait_until(lambda: host.run(f"set +e\n{count}true").strip() == counted)
+    count = block("sh", "journalctl --unit plants --since -1d").replace("DIGITS", added[0])
+    # The other requests are those of TOKENS, without Caddy and so without `forwarded`.
+    wait_until(lambda: host.run(f"set +e\n{count}").split() == ["2", "127.0.0.1"])
 
 
 def test_a_line_of_the_log_is_as_the_page_shows_it(host):
     """It has the same members in the same order, and the same reason."""
-    page = PAGES[ROOT / "docs/deploy.md"]
+    page = PAGES[ROOT / "docs/operate.md"]
     shown = json.loads(re.search('(?m)^{"time".*$', page)[0])
     assert [row[0].strip("`") for row in table("member")] == list(shown)
-    host.post({"id": "7"})
+    host.request("POST", "/plants", '{"id": "7"}', {**HEADERS, "X-Forwarded-For": "203.0.113.7"})
     search = "journalctl --unit plants --output cat | grep 'id: must' || true"
     lines = wait_until(lambda: host.run(search))
     logged = json.loads(lines.splitlines()[-1])
     assert list(logged) == list(shown)
-    for member in ("client", "request", "status", "reason"):
+    for member in ("client", "request", "status", "forwarded", "reason"):
         assert logged[member] == shown[member]
 
 
@@ -222,23 +294,28 @@ def test_the_page_names_every_setting_of_gunicorn():
 
 
 def test_what_to_watch_can_be_seen(host):
-    """The page's commands count POSTs, 503s and 401s, and list backups and failed units."""
-    host.run("cd /var/lib; mkdir plants-backups; touch plants-backups/plants-1.db")
-    host.run("touch -d 2025-01-01 /var/lib/plants-backups/plants-2.db")
-    commands = "set +e\n" + block("sh", "journalctl --unit plants --since -5min")
+    """The page's commands list failed units and backups, and count requests, errors and 401s."""
+    host.run(BACK_UP)
+    host.run("cd /var/lib/plants/backups; touch -d 2025-01-01 plants-2025-01-01-030000.db")
+    watch = "set +e\n" + block("sh", "systemctl list-units --failed")
+    minutes = block("sh", "journalctl --unit plants --since -15min")
 
     def look() -> list[int]:
-        return [int(line) for line in host.run(commands).splitlines()[:3]]
+        """Count requests, errors and 401s."""
+        line = r"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d  (\d+) requests  (\d+) errors  99 %: [\d.]+ s$"
+        found = re.findall(line, host.run(minutes))
+        counts = [sum(map(int, column)) for column in zip(*found, strict=True)]
+        return [*counts, int(host.run(watch).splitlines()[-1])]
 
     host.post(MONSTERA, "wrong-token-0123456789")
-    wait_until(lambda: look()[2])
+    wait_until(lambda: look()[2:] and look()[2])
     before = look()
     host.post(MONSTERA)
     with lock_held(host.database):
         assert host.post(MONSTERA)[0] == 503
     wait_until(lambda: look() == [before[0] + 2, before[1] + 1, before[2]])
-    seen = host.run(commands)
-    assert "plants-1.db" in seen and "plants-2.db" not in seen
+    seen = host.run(watch)
+    assert re.search(r"/plants-20\S+\.db", seen) and "plants-2025-01-01-030000.db" not in seen
     assert "Filesystem" in seen and "0 loaded units" in seen
 
 
@@ -257,41 +334,52 @@ def test_a_start_that_cannot_succeed_ends_in_a_refused_port(host):
     assert [host.post(MONSTERA, token)[0] for token in (TOKEN, new)] == [STORED] * 2
 
 
-def test_a_backup_is_made_by_cron_and_restored(host):
-    """A backup under load is sound. A restored one has no old -wal beside it."""
-    host.run(block("sh", "install -d -o plants"))
-    old = "touch -d 2025-01-$day plants-2025-01-$day.db"
-    host.run(f"cd /var/lib/plants-backups; for day in {{10..29}}; do {old}; done; chown plants *")
+def test_a_backup_is_made_by_the_timer_and_restored(host):
+    """It is sound although clients are writing. It can be restored while they go on."""
+    timer = json.loads(host.run("systemctl list-timers --output=json plants-backup.timer"))
+    assert [each["activates"] for each in timer] == ["plants-backup.service"]
+    assert host.run("systemctl is-enabled plants-backup.timer") == "enabled\n"
     with Writers(8000) as clients:
         clients.wait_for_more()
+        host.run("systemctl start plants-backup")
+        made = "cp -p plants-20* plants-2025-01-$day-030000.db"
+        host.run(f"cd /var/lib/plants/backups; for day in {{10..29}}; do {made}; done")
         acknowledged = clients.acknowledged.copy()
-        (line,) = host.run("cat /etc/cron.d/plants-backup").splitlines()[1:]
-        user, commands = line.split(maxsplit=6)[5:]
-        assert "%" not in commands  # Cron would end the command there.
-        cron = f"runuser -u {user} -- env -i PATH=/usr/bin:/bin sh -c {quote(commands)}"
-        assert host.run(cron) == ""  # Cron would mail any output.
-        names = host.run("cd /var/lib/plants-backups; stat -c %A%U *").splitlines()
+        host.run("systemctl start plants-backup")
+        names = host.run("cd /var/lib/plants/backups; stat -c %A%U%n *").splitlines()
         assert len(names) == 14
-        assert names[-1] == "-rw-------plants"
+        assert all(re.match("-rw-------plantsplants-20", name) for name in names)
         clients.wait_for_more()
-    host.run(f"systemctl kill --signal=KILL plants; {STOP}")
-    assert host.run(RESTORE).startswith("ok\n")
-    assert acknowledged.items() <= (stored := read_names(host.url)).items()
+        newest = f"/var/lib/plants/backups/{names[-1].removeprefix('-rw-------plants')}"
+        host.run(RESTORE.replace("BACKUP", newest))
+        host.run(RESTART)
+        clients.wait_for_more()
+    stored = read_names(host.url)
+    assert acknowledged.items() <= stored.items()
     assert len(stored) < len(clients.acknowledged)
-    (left,) = host.database.parent.glob("replaced-*/plants.db-wal")
-    assert left.stat().st_size
-    for number, status in ((next(iter(acknowledged)), 409), (5, STORED)):
-        assert host.post({"id": number, "name": "another"})[0] == status
+
+
+def test_a_failed_backup_is_a_failed_unit(host):
+    """The page lists it among what to watch, until a backup succeeds."""
+    watch = block("sh", "systemctl list-units --failed").splitlines()[0]
+    host.database.rename(moved := host.database.with_name("moved.db"))
+    host.run("systemctl start plants-backup", fails=True)
+    assert "plants-backup.service" in host.run(watch)
+    reason = host.run(command("journalctl --unit plants-backup"))
+    assert "/var/lib/plants/plants.db is missing" in reason
+    moved.rename(host.database)
+    host.run("systemctl start plants-backup")
+    assert "0 loaded units" in host.run(watch)
 
 
 def test_a_lost_host_is_replaced(host):
     """A new one without a database gets a backup before its first start, and has its plants."""
     host.post(MONSTERA)
-    host.run(f"{STOP}; systemctl disable plants; mkdir /var/lib/plants-backups")
-    os.rename(host.database, host.database.parent.parent / "plants-backups/plants-1.db")
+    host.run(BACK_UP)
+    host.run(f"{STOP}; systemctl disable plants; mv /var/lib/plants/backups/plants-*.db /root/1.db")
     host.run("rm -r /var/lib/plants")
     host.run(command("install -d -o plants -g plants -m 750 /var/lib/plants"))
-    assert host.run(RESTORE).startswith("ok\n1\n")
+    host.run(RESTORE.replace("BACKUP", "/root/1.db"))
     assert '{"status": "ok"}' in host.run(f"{START}\n{CHECK}")
     assert host.run("systemctl is-enabled plants") == "enabled\n"
     assert host.post({"id": 7, "name": "another"})[0] == 409
