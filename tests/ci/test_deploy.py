@@ -342,8 +342,8 @@ def test_a_backup_is_made_by_the_timer_and_restored(host):
     with Writers(8000) as clients:
         clients.wait_for_more()
         host.run("systemctl start plants-backup")
-        made = "cp -p plants-20* plants-2025-01-$day-030000.db"
-        host.run(f"cd /var/lib/plants/backups; for day in {{10..29}}; do {made}; done")
+        older = "for day in {10..29}; do cp -p $first plants-2025-01-$day-030000.db; done"
+        host.run(f"cd /var/lib/plants/backups; first=$(ls); {older}")
         acknowledged = clients.acknowledged.copy()
         host.run("systemctl start plants-backup")
         names = host.run("cd /var/lib/plants/backups; stat -c %A%U%n *").splitlines()
