@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -291,6 +292,16 @@ def test_the_page_names_every_setting_of_gunicorn():
     flags = [set(setting.cli) for setting in KNOWN_SETTINGS if setting.cli]
     assert [each for each in flags if not each & named] == []
     assert named <= set().union(*flags)
+
+
+def test_the_page_names_the_settings_that_are_refused(monkeypatch):
+    """They are those that gunicorn.conf.py refuses with the service's own worker."""
+    monkeypatch.setenv("PLANTS_TOKENS", TOKEN)  # Otherwise gunicorn.conf.py makes one.
+    names = runpy.run_path(str(ROOT / "gunicorn.conf.py"))["UNSUPPORTED"]
+    refused = [row[0] for row in table("setting") if row[1].startswith("is refused")]
+    assert re.findall(r"--[\w-]+", " ".join(refused)) == [
+        f"--{name.replace('_', '-')}" for name in names
+    ]
 
 
 def test_what_to_watch_can_be_seen(host):
