@@ -24,6 +24,7 @@ from tests.ci.test_bare_machine import IGNORED, make_machine
 from tests.support.pages import PAGES, block, command, table
 from tests.support.server import (
     HEADERS,
+    PATIENCE,
     ROOT,
     STORED,
     TOKEN,
@@ -46,6 +47,7 @@ STOP = command("systemctl stop plants.socket plants")
 TOKENS = block("sh", "(. /etc/plants.env && for token")
 RESTORE = "(set -ae; . /etc/plants.env; python3 /srv/plants/deploy/restore.py BACKUP)"
 BUILD, MAKE_TOKEN, *RUN_IMAGE = block("sh", "docker build").splitlines()
+NEW_CONTAINER = "buildah rm --all; buildah from --pull-never --name plants localhost/plants"
 CHECK_IMAGE = block("sh", "docker run --rm").strip()
 DOWNLOAD_PATIENCE = 300  # seconds for a command, which may download and install packages
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -409,15 +411,24 @@ def docker(tmp_path_factory) -> Iterator[Callable[..., list[str]]]:
         places="--storage-driver=overlay --root={folder}/storage --runroot={folder}/run"
         buildah() {{ command buildah $places "$@"; }}
         docker-build() {{ buildah build --pull=never --format=docker --network=host "$@"; }}
-        docker-exec() {{ buildah run $options "$@"; }}
-        docker-run() {{ while [[ $1 = -* ]]; do shift; done; docker-exec "$@"; }}
+        docker-exec() {{ buildah run $options $(<{folder}/given) "$@"; }}
+        docker-run() {{  # Of its options, only the environment counts, also for docker-exec.
+            : >{folder}/given
+            while [[ $1 = -* ]]; do
+                if [[ $1 = --env=* ]]; then echo "$1" >>{folder}/given; fi
+                shift
+            done
+            docker-exec "$@"
+        }}
         docker-cp() {{ cp "$(buildah mount plants)${{1#plants:}}" "$2"; }}
         docker() {{ "docker-$@"; }}
     """
     environment = f"--env=PORT={free_port()} --env=PLANTS_TOKENS={TOKEN}"
 
-    def make(commands: str, volume: Path | None = None, user: str = "") -> list[str]:
-        options = f"{environment} --volume={volume}:/data {user and f'--user={user}'}"
+    def make(commands: str, volume: Path | str = "", user: str = "") -> list[str]:
+        options = (
+            f"{environment} {volume and f'--volume={volume}:/data'} {user and f'--user={user}'}"
+        )
         return ["bash", "-euc", f"options='{options}'\n{functions}\n{commands}"]
 
     base = re.search("(?m)^FROM (.+)$", (ROOT / "deploy/Dockerfile").read_text())[1]
@@ -432,6 +443,15 @@ def docker(tmp_path_factory) -> Iterator[Callable[..., list[str]]]:
         shutil.rmtree(folder)
 
 
+def test_a_container_without_a_database_does_not_start(docker):
+    """Without --env and --volume, plants would be thrown away with the container."""
+    subprocess.run(docker(NEW_CONTAINER), check=True)
+    line = docker("docker run plants gunicorn")
+    done = subprocess.run(line, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert done.returncode and "PORT is set, so set DATABASE_URL" in done.stderr
+    assert "Booting worker" not in done.stderr
+
+
 @pytest.mark.parametrize("user", ["", "1000650000:0"], ids=["its own user", "as on OpenShift"])
 def test_a_container_starts_stores_plants_and_is_backed_up(serve, docker, tmp_path, user):
     """It works as its own user and, as on OpenShift, under any user id with group 0.
@@ -444,7 +464,7 @@ def test_a_container_starts_stores_plants_and_is_backed_up(serve, docker, tmp_pa
         line, timeout = docker(commands, volume, user), DOWNLOAD_PATIENCE
         return subprocess.check_output(line, cwd=tmp_path, text=True, timeout=timeout)
 
-    run("buildah rm --all; buildah from --pull-never --name plants localhost/plants")
+    run(NEW_CONTAINER)
     data = os.stat(f"{run('buildah mount plants').strip()}/data")
     os.chown(volume, data.st_uid, data.st_gid)  # A new volume begins as the image's folder.
     volume.chmod(data.st_mode)
@@ -458,7 +478,8 @@ def test_a_container_starts_stores_plants_and_is_backed_up(serve, docker, tmp_pa
     assert server.post(MONSTERA)[0] == STORED
     (master,) = re.findall(r"\[(\d+)\] \[INFO\] Listening", server.err)
     assert os.stat(f"/proc/{master}").st_uid == int((user or "1000").split(":")[0])
-    assert "plants are stored" in run(f"{CHECK_IMAGE} 2>&1")
+    assert "plants are stored" in (checked := run(f"{CHECK_IMAGE} 2>&1"))
+    assert "which is new" not in checked
     assert "('ok',)\n(1,)\n" in run(block("sh", "backup=plants-"))
     (backup,) = tmp_path.glob("plants-*.db")
     assert read_names(f"sqlite:///{backup}") == {7: "Monstera"}
