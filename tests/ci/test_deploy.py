@@ -45,7 +45,10 @@ UPGRADE = block("sh", "cd /srv/plants && umask 22 && git pull")
 RESTART = block("sh", "systemctl reset-failed")
 STOP = command("systemctl stop plants.socket plants")
 TOKENS = block("sh", "(. /etc/plants.env && for token")
-RESTORE = "(set -ae; . /etc/plants.env; python3 /srv/plants/deploy/restore.py BACKUP)"
+SHELL = command("cd /srv/plants; . .venv/bin/activate")  # for the programs of deploy/
+BACKUP = "/var/lib/plants/backups/plants-2026-11-28-030000.db"  # the page's example
+BACK_UP_BY_HAND = block("sh", "python deploy/backup.py").strip()
+RESTORE = f"{SHELL}\n{block('sh', f'python deploy/restore.py {BACKUP}')}"
 BUILD, MAKE_TOKEN, *RUN_IMAGE = block("sh", "docker build").splitlines()
 NEW_CONTAINER = "buildah rm --all; buildah from --pull-never --name plants localhost/plants"
 CHECK_IMAGE = block("sh", "docker run --rm").strip()
@@ -68,7 +71,8 @@ class Machine:
 
     def __init__(self, root: Path, leader: int) -> None:
         """Its files are in `root`; `leader` is its first process."""
-        self.leader, self.database = leader, root / "var/lib/plants/plants.db"
+        self.root, self.leader = root, leader
+        self.database = root / "var/lib/plants/plants.db"
         self.url = f"sqlite:///{self.database}"
 
     def run(self, commands: str, fails: bool = False) -> str:
@@ -364,12 +368,11 @@ def test_a_backup_is_made_by_the_timer_and_restored(host):
         assert all(re.match("-rw-------plantsplants-20", name) for name in names)
         clients.wait_for_more()
         newest = f"/var/lib/plants/backups/{names[-1].removeprefix('-rw-------plants')}"
-        host.run(RESTORE.replace("BACKUP", newest))
+        assert " plants of the old file were added" in host.run(RESTORE.replace(BACKUP, newest))
         host.run(RESTART)
         clients.wait_for_more()
-    stored = read_names(host.url)
-    assert acknowledged.items() <= stored.items()
-    assert len(stored) < len(clients.acknowledged)
+    assert acknowledged.items() <= read_names(f"sqlite:///{host.root}{newest}").items()
+    assert read_names(host.url) == clients.acknowledged
 
 
 def test_a_failed_backup_is_a_failed_unit(host):
@@ -392,7 +395,7 @@ def test_a_lost_host_is_replaced(host):
     host.run(f"{STOP}; systemctl disable plants; mv /var/lib/plants/backups/plants-*.db /root/1.db")
     host.run("rm -r /var/lib/plants")
     host.run(command("install -d -o plants -g plants -m 750 /var/lib/plants"))
-    host.run(RESTORE.replace("BACKUP", "/root/1.db"))
+    host.run(RESTORE.replace(BACKUP, "/root/1.db"))
     assert '{"status": "ok"}' in host.run(f"{START}\n{CHECK}")
     assert host.run("systemctl is-enabled plants") == "enabled\n"
     assert host.post({"id": 7, "name": "another"})[0] == 409
@@ -420,7 +423,7 @@ def docker(tmp_path_factory) -> Iterator[Callable[..., list[str]]]:
             done
             docker-exec "$@"
         }}
-        docker-cp() {{ cp "$(buildah mount plants)${{1#plants:}}" "$2"; }}
+        docker-cp() {{ cp -r "$volume${{1#plants:/data}}" "$2"; }}
         docker() {{ "docker-$@"; }}
     """
     environment = f"--env=PORT={free_port()} --env=PLANTS_TOKENS={TOKEN}"
@@ -429,7 +432,7 @@ def docker(tmp_path_factory) -> Iterator[Callable[..., list[str]]]:
         options = (
             f"{environment} {volume and f'--volume={volume}:/data'} {user and f'--user={user}'}"
         )
-        return ["bash", "-euc", f"options='{options}'\n{functions}\n{commands}"]
+        return ["bash", "-euc", f"options='{options}' volume='{volume}'\n{functions}\n{commands}"]
 
     base = re.search("(?m)^FROM (.+)$", (ROOT / "deploy/Dockerfile").read_text())[1]
     (folder / "Base").write_text("FROM scratch\nADD . /\nRUN python3 -m venv /usr/local")
@@ -480,9 +483,13 @@ def test_a_container_starts_stores_plants_and_is_backed_up(serve, docker, tmp_pa
     assert os.stat(f"/proc/{master}").st_uid == int((user or "1000").split(":")[0])
     assert "plants are stored" in (checked := run(f"{CHECK_IMAGE} 2>&1"))
     assert "which is new" not in checked
-    assert "('ok',)\n(1,)\n" in run(block("sh", "backup=plants-"))
-    (backup,) = tmp_path.glob("plants-*.db")
+    shell = command("docker exec --interactive").replace("--interactive --tty ", "")
+    assert ": 1 plants of /data/plants.db" in run(f"{shell} -c '{BACK_UP_BY_HAND}'")
+    run(command("docker cp plants:/data/backups"))
+    (backup,) = tmp_path.glob("backups/plants-*.db")
     assert read_names(f"sqlite:///{backup}") == {7: "Monstera"}
+    (made,) = volume.glob("backups/plants-*.db")
+    assert made.stat().st_uid == volume.joinpath("plants.db").stat().st_uid
     run(health)
     (volume / "plants.db").unlink()
     wait_until(lambda: server.health() == 503)
