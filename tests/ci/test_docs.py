@@ -50,11 +50,10 @@ def typed(page: Path) -> str:
         if language == "python":
             lines += f"cat >client.py <<'END'\n{text}END\n"
             lines += "PATH=.client/bin:.venv/bin:$PATH python client.py\n"
-        elif text.endswith("gunicorn\n"):
-            # The first block installs what the test has already.
-            commands = re.sub(r"^python3 .* && ", "", text).replace(
-                " && .venv/bin/gun", "\n.venv/bin/gun"
-            )
+        elif text.rstrip(")\n").endswith("gunicorn"):
+            # The first block installs what the test has already. The second one is a subshell.
+            commands = re.sub(r"^python3 .* && ", "", text).replace("gunicorn)\n", "gunicorn\n")
+            commands = commands.replace("(set -ae; . ./.env; ", "set -a; . ./.env\n")
             lines += STOP + commands.replace(".venv/bin/gunicorn\n", START)
         elif language == "sh" and not re.search(ELSEWHERE, text):
             lines += text
