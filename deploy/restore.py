@@ -1,0 +1,323 @@
+"""Puts a backup in the place of the SQLite file that DATABASE_URL names, and keeps the old files.
+
+The service may be running: from then on it answers 503 until it is restarted. This needs Python
+and backup.py, and nothing else of the service. docs/data.md says how to run it.
+"""
+
+import contextlib
+import fcntl
+import glob
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+# With PYTHONSAFEPATH, Python does not find the file beside this one by itself.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from backup import (
+    APPLICATION_ID,
+    ERRORS,
+    SIGNALS,
+    SUFFIXES,
+    Parser,
+    become_owner,
+    begin,
+    check_intact,
+    check_ours,
+    count_plants,
+    dated,
+    get_columns,
+    get_id,
+    get_path,
+    get_value,
+    lock_folder,
+    open_database,
+    sync,
+    temporary,
+)
+
+LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+Row = tuple[Any, ...]
+
+
+def main() -> None:
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("backup", nargs="?", metavar="BACKUP", help="a copy made by backup.py")
+    parser.add_argument(
+        "--merge", action="store_true", help="add the plants of the old file that BACKUP lacks"
+    )
+    arguments = parser.parse_args()
+    if not arguments.backup:
+        parser.error("BACKUP is missing or empty")
+    begin()
+    path = get_path()
+    try:
+        lines = restore(path, os.path.realpath(arguments.backup), arguments.merge)
+    except ERRORS as error:
+        sys.exit(f"{path} was not replaced: {error}")
+    print(*lines, "start the service now, or restart it: until then, it answers 503", sep="\n")
+
+
+def restore(path: str, backup: str, merges: bool) -> list[str]:
+    """Finish the new file before anything happens to the old one, and swap. Return a report."""
+    folder, new = os.path.dirname(path), f"{path}-new"
+    if not os.path.isfile(backup):
+        raise ValueError(f"{backup} is missing or no file")
+    for each in filter(os.path.exists, (path, new)):
+        if os.path.samefile(each, backup):
+            raise ValueError(f"{backup} is the database itself, or left from a restore")
+    with open_database(backup) as source:
+        check_ours(source, backup)
+        # If root runs this, go on as the owner. The backup stays open, even if only root could open
+        # it.
+        become_owner(next(filter(os.path.exists, (path, f"{path}-lock", folder)), folder))
+        with lock_folder(folder) as descriptor, temporary(new):
+            copy(source, new, backup)
+            with lock_workers(path):
+                before = count_old(path)
+                merged = merge(path, new) if merges else []
+                with open_database(new) as database:
+                    after = count_plants(database)
+                sync(new)
+                replaced = swap(path, new, descriptor)
+    if not replaced:
+        return [f"{path}: there was no file before, {after} plants now", *merged]
+    was = "an unknown number of" if before is None else before
+    report = f"{path}: {was} plants before, {after} now"
+    return [report, *merged, f"the old files are in {replaced}"]
+
+
+def copy(source: sqlite3.Connection, new: str, backup: str) -> None:
+    """Copy a database, with what is only in its -wal. Raise a ValueError if it is damaged."""
+    with open_database(new, "rwc") as target:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # So that all of it is in one file.
+        check_intact(target, backup)
+
+
+@contextlib.contextmanager
+def lock_workers(path: str) -> Iterator[None]:
+    """Take the turn of a worker: meanwhile, nobody stores a plant."""
+    while True:
+        lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                yield
+                return
+        finally:  # If it was deleted while we waited, the workers lock another file by now.
+            os.close(lock)
+
+
+def count_old(path: str) -> int | None:
+    """Return the number of plants in the old file, or None if it can't be read.
+
+    Raise a ValueError if the file belongs to another program.
+    """
+    if not os.path.exists(path):
+        return 0
+    with open_database(path) as old:
+        try:
+            if not get_value(old, "SELECT count(*) FROM sqlite_schema"):
+                return 0
+            if get_id(old) != APPLICATION_ID:
+                raise ValueError("it belongs to another program; correct DATABASE_URL")
+            return count_plants(old)
+        except sqlite3.Error:
+            return None
+
+
+def merge(path: str, new: str) -> list[str]:
+    """Add the plants of the old file whose ids the new file does not have. Return what to report.
+
+    If the old file is damaged, add all of them that can be read.
+    """
+    folder, name = os.path.split(path)
+    if not os.path.exists(path):
+        line = "no plants were added, since there was no file"
+        if earlier := sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}")):
+            line += f"; if a restore was interrupted, run it again with {earlier[-1]} as the backup"
+        return [line]
+    # Read before SQLite opens the file: its locks would end when this process closes the file.
+    ends = sorted({LOWEST - 1, *find_last_ids(path), HIGHEST})
+    added, differing = 0, []
+    with open_database(path) as old, open_database(new, "rw") as database:
+        # Text that is not UTF-8, which other programs may have stored there, equals no plant.
+        database.text_factory = lambda text: text.decode(errors="surrogateescape")
+        ours = get_columns(database)
+        reader = Reader(old, sorted(ours, key="id".__ne__))  # The id comes first.
+        names = ", ".join(map(quote, reader.columns))
+        find = f"SELECT {names} FROM plants WHERE id = ?"
+        insert = f"INSERT INTO plants ({names}) VALUES ({', '.join('?' * len(reader.columns))})"
+        database.execute("BEGIN")
+        for previous, last in pairwise(ends):
+            for row in reader.read(previous + 1, last):
+                there = database.execute(find, row[:1]).fetchone()
+                if there is None:
+                    try:
+                        database.execute(insert, row)
+                        added += 1
+                    except sqlite3.IntegrityError:  # What was read is no plant.
+                        reader.unread.append((row[0], row[0]))
+                elif there != row:
+                    differing.append(row[0])
+        database.execute("COMMIT")
+    lines = [f"{added} plants of the old file were added"]
+    if differing:
+        ids = " ".join(map(str, differing))
+        lines.append(f"{len(differing)} ids have another plant in the old file, not added: {ids}")
+    if dropped := [each for each in reader.all_columns if each not in ours]:
+        lines.append(f"columns that the backup does not have were left out: {', '.join(dropped)}")
+    for first, last in sorted(reader.unread):
+        lines.append(f"ids {first} to {last} of the old file can't be read or added")
+    return lines
+
+
+def quote(name: str) -> str:
+    """Return a column's name as SQL takes it, whatever is in it."""
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+class Reader:
+    """Reads what can be read of a file that may be damaged."""
+
+    def __init__(self, database: sqlite3.Connection, wanted: list[str]) -> None:
+        """Prepare to read those of the wanted columns that the file has."""
+        self._database = database
+        self.unread: list[tuple[int, int]] = []  # Ranges: the first and the last id of each.
+        self.all_columns: list[str] = []
+        try:
+            self.all_columns = get_columns(database)
+        except sqlite3.Error as error:
+            self._give_up(error, LOWEST, HIGHEST)
+        self.columns = [each for each in wanted if each in self.all_columns]
+        names = ", ".join(map(quote, self.columns))
+        self._query = f"SELECT {names} FROM plants WHERE id BETWEEN ? AND ?"
+
+    def read(self, first: int, last: int) -> list[Row]:
+        """Return the plants with these ids; if one can't be read, all others."""
+        if not self.columns:
+            return []
+        with contextlib.suppress(sqlite3.Error):
+            return self._database.execute(self._query, (first, last)).fetchall()
+        rows = []
+        for number in self._find_ids(first, last):
+            try:
+                rows += self._database.execute(self._query, (number, number)).fetchall()
+            except sqlite3.Error as error:
+                self._give_up(error, number, number)
+        return rows
+
+    def _find_ids(self, first: int, last: int) -> Iterator[int]:
+        """Yield the ids of a range, from both ends up to the part that can't be read."""
+        query = "SELECT id FROM plants WHERE id BETWEEN ? AND ? ORDER BY id {} LIMIT 1"
+        for order in ("ASC", "DESC"):
+            try:
+                while first <= last:
+                    found = self._database.execute(query.format(order), (first, last)).fetchone()
+                    if found is None:
+                        return
+                    yield found[0]
+                    first, last = (found[0] + 1, last) if order == "ASC" else (first, found[0] - 1)
+            except sqlite3.Error as error:
+                failure = error
+        if first <= last:
+            self._give_up(failure, first, last)
+
+    def _give_up(self, error: sqlite3.Error, first: int, last: int) -> None:
+        """Note which ids can't be read. Raise the error if the file is not damaged."""
+        # Python itself raises errors about text that is not UTF-8. They have no code.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        if code & 0xFF not in DAMAGE:
+            raise error
+        self.unread.append((first, last))
+
+
+def find_last_ids(path: str) -> Iterator[int]:
+    """Yield the last id of each page of plants, and some more numbers.
+
+    The interior pages of the table contain these ids. They have the type 5
+    (sqlite.org/fileformat2.html, section 1.6). Each page of plants can then be read alone, so that
+    a damaged one hides no other.
+    """
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(18)[16:], "big")
+    size = 2**16 if size == 1 else size
+    # A frame of the -wal is a head of 24 bytes and a page. The first one begins at byte 32.
+    for name, start, head in ((path, 0, 0), (f"{path}-wal", 32, 24)):
+        if size and os.path.exists(name):
+            for page in read_pieces(name, start, head + size):
+                yield from find_cells(page[head:])
+
+
+def read_pieces(name: str, start: int, size: int) -> Iterator[bytes]:
+    """Yield a file in pieces, without those that the disk can't read."""
+    with open(name, "rb") as file:
+        for at in range(start, os.path.getsize(name), size):
+            with contextlib.suppress(OSError):
+                yield os.pread(file.fileno(), size, at)
+
+
+def find_cells(page: bytes) -> Iterator[int]:
+    """Yield the ids in an interior page. Other pages have none."""
+    count = int.from_bytes(page[3:5], "big") if page[:1] == b"\5" else 0
+    for at in range(12, 12 + 2 * count, 2):
+        cell = int.from_bytes(page[at : at + 2], "big")
+        yield read_varint(page[cell + 4 : cell + 13].ljust(9, b"\0"))
+
+
+def read_varint(data: bytes) -> int:
+    """Return the varint at the beginning of 9 bytes (section 1.6 of the same document)."""
+    value = 0
+    for byte in data[:8]:
+        value = value << 7 | byte & 127
+        if byte < 128:
+            return value
+    value = value << 8 | data[8]
+    return value - (value >> 63 << 64)
+
+
+def swap(path: str, new: str, folder: int) -> str | None:
+    """Move the old files into a new folder, and the new one into their place.
+
+    Return the folder's path, or None if there were no old files. `folder` is the descriptor of the
+    folder around them. If this is killed, either everything is as before, or the file is missing,
+    and the service refuses to start.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    old = [each for suffix in SUFFIXES if os.path.lexists(each := path + suffix)]
+    replaced = link(old, os.path.dirname(path)) if old else None
+    os.fsync(folder)
+    try:
+        # The plants first: SQLite takes a file without its -wal for all there is, but the service
+        # starts with no missing file.
+        for each in old:
+            os.remove(each)
+        os.fsync(folder)  # If the power fails, the new file must not be there with the old -wal.
+        os.rename(new, path)
+        os.fsync(folder)
+    except OSError as error:
+        raise OSError(f"{error}; run this again; the old files are in {replaced}") from None
+    return replaced
+
+
+def link(files: list[str], folder: str) -> str:
+    """Link files into a new folder in this one. Return its path."""
+    while os.path.exists(new := dated(folder, "replaced", "")):
+        time.sleep(0.1)
+    os.mkdir(new, 0o700)
+    for each in files:
+        os.link(each, os.path.join(new, os.path.basename(each)))
+    sync(new)
+    return new
+
+
+if __name__ == "__main__":
+    main()
