@@ -178,7 +178,7 @@ def check_ours(database: sqlite3.Connection, path: str) -> None:
 def check_intact(database: sqlite3.Connection, path: str) -> None:
     """Raise a ValueError if a database is damaged."""
     if (found := get_value(database, "PRAGMA integrity_check(1)")) != "ok":
-        raise ValueError(f"{path} is damaged: {found}")
+        raise ValueError(f"{path} is damaged: {' '.join(found.split())}")
 
 
 def get_columns(database: sqlite3.Connection) -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,3 +223,312 @@ def test_fourteen_backups_of_an_empty_file_keep_the_good_one(tmp_path, database)
     for _ in range(4):
         assert f"{good} has 9 plants" in fail("backup", "--keep", 2)
     assert good in backups(tmp_path) and len(backups(tmp_path)) == 3
+
+
+# Restores
+
+
+def test_no_plant_is_lost_by_a_restore_under_load(serve, tmp_path, url):
+    """From the swap to the restart nobody gets a 200, and the merged file has all plants."""
+    server = serve()
+    with Writers(server.port) as clients:
+        clients.wait_for_more()
+        succeed("backup")
+        clients.wait_for_more()
+        (copy,) = backups(tmp_path)
+        assert "restart it: until then, it answers 503" in succeed("restore", copy, "--merge")
+        # A response to a plant that was stored before the swap may still be on its way.
+        wait_until(lambda: clients.answers[503] > 100)
+        acknowledged = clients.acknowledged.copy()
+        wait_until(lambda: clients.answers[503] > 1000)
+        assert clients.acknowledged == acknowledged
+    assert set(clients.answers) == {STORED, 503}
+    assert server.health() == 503
+    assert server.stop() == 0
+    assert acknowledged.items() <= read_names(url).items()
+    assert serve().post(MONSTERA)[0] == STORED
+    assert acknowledged.items() <= read_names(url).items()
+
+
+def test_a_restore_typed_twice_loses_nothing(tmp_path, database, url):
+    """Whatever the present file had is in a folder, from which it can be added later."""
+    make(database, {1: "one", 2: "two"})
+    succeed("backup")
+    (copy,) = backups(tmp_path)
+    run_sql(database, "INSERT INTO plants VALUES (3, 'three', NULL)")
+    printed = [succeed("restore", copy) for _ in range(2)]
+    first, second = sorted(tmp_path.glob("replaced-*"))
+    assert f"{database}: 3 plants before, 2 now\nthe old files are in {first}\n" in printed[0]
+    assert f"{database}: 2 plants before, 2 now\nthe old files are in {second}\n" in printed[1]
+    run_sql(database, "INSERT INTO plants VALUES (4, 'four', NULL)")
+    for count in (3, 4):
+        printed = succeed("restore", first / "plants.db", "--merge")
+        assert f"{database}: {count} plants before, 4 now\n" in printed
+        assert read_names(url) == {1: "one", 2: "two", 3: "three", 4: "four"}
+
+
+def test_merging_prints_the_ids_that_differ_and_keeps_the_plants_of_the_backup(tmp_path, url):
+    """An equal plant does not count, nor does one that the old file lacks."""
+    make(tmp_path / "backup.db", {1: "one", 2: "two", 3: "three", -5: "five"})
+    make(tmp_path / "plants.db", {1: "one", 2: "other", -5: "other", 9: "nine"})
+    printed = succeed("restore", tmp_path / "backup.db", "--merge")
+    assert "1 plants of the old file were added\n2 ids have another plant" in printed
+    assert ": -5 2\n" in printed and "can't be read" not in printed
+    assert read_names(url) == {1: "one", 2: "two", 3: "three", -5: "five", 9: "nine"}
+
+
+def test_columns_that_somebody_added_are_kept_and_merged(tmp_path, database, url):
+    """A column that only the old file has is named: it is not in the new one."""
+    make(tmp_path / "backup.db", {}, columns=", height REAL")
+    run_sql(tmp_path / "backup.db", "INSERT INTO plants VALUES (1, 'one', NULL, 1.5)")
+    make(database, {}, columns=", year INTEGER, height REAL")
+    run_sql(database, "INSERT INTO plants VALUES (1, 'one', NULL, 2000, 1.5), (2, 'two', 't', 9, 2)")
+    printed = succeed("restore", tmp_path / "backup.db", "--merge")
+    assert "columns that the backup does not have were left out: year\n" in printed
+    assert "another plant" not in printed
+    with contextlib.closing(sqlite3.connect(database)) as file:
+        rows = file.execute("SELECT * FROM plants").fetchall()
+    assert rows == [(1, "one", None, 1.5), (2, "two", "t", 2.0)]
+
+
+def test_a_backup_is_restored_where_there_is_no_database(serve, tmp_path, database, url):
+    """This is so on a new host. A service can start there, and one that was started can't."""
+    make(tmp_path / "backup.db", {1: "one"})
+    printed = succeed("restore", tmp_path / "backup.db", "--merge")
+    assert f"{database}: there was no file before, 1 plants now" in printed
+    assert [*tmp_path.glob("replaced-*")] == []
+    assert serve().post({"id": 1, "name": "another"})[0] == 409
+    assert database.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_the_files_of_a_service_that_has_ended_are_replaced_with_their_wal(serve, url, end):
+    """If the service was killed, plants are only in the -wal."""
+    with serve() as server:
+        assert server.post({"id": 1, "name": "one"})[0] == STORED
+        database = Path(url.removeprefix("sqlite:///"))
+        succeed("backup")
+        assert server.post({"id": 2, "name": "two"})[0] == STORED
+        getattr(server, end)()
+    (copy,) = backups(database.parent)
+    succeed("restore", copy)
+    assert read_names(url) == {1: "one"}
+    assert {each.name for each in database.parent.glob("plants.db*")} == {
+        "plants.db",
+        "plants.db-lock",
+    }
+    (replaced,) = database.parent.glob("replaced-*")
+    succeed("restore", replaced / "plants.db", "--merge")
+    assert read_names(url) == {1: "one", 2: "two"}
+
+
+def test_a_journal_of_the_old_file_does_not_change_the_new_one(tmp_path, database, url):
+    """SQLite leaves one if it is killed while it writes to a file that is not in WAL mode."""
+    make(tmp_path / "backup.db", {1: "one"})
+    make(database, {2: "two"})
+    program = "import os, sqlite3, sys; file = sqlite3.connect(sys.argv[1])\n"
+    program += "file.execute('PRAGMA cache_size = 1'); file.execute('DELETE FROM plants')\n"
+    program += "file.executemany('INSERT INTO plants VALUES (?, ?, NULL)', \n"
+    program += "    ((number, 'n' * 1000) for number in range(1000)))\nos._exit(1)"
+    subprocess.run([sys.executable, "-c", program, database])
+    assert (journal := Path(f"{database}-journal")).exists()
+    succeed("restore", tmp_path / "backup.db")
+    assert read_names(url) == {1: "one"} and not journal.exists()
+    (replaced,) = tmp_path.glob("replaced-*/plants.db")
+    run_sql(replaced, "SELECT * FROM plants")  # SQLite undoes what was not committed.
+    assert read_names(f"sqlite:///{replaced}") == {2: "two"}
+
+
+def test_a_link_is_followed(tmp_path, url):
+    """The backup may be one, and so may the database, whose files are beside its target."""
+    (folder := tmp_path / "disk").mkdir()
+    make(tmp_path / "backup.db", {1: "one"})
+    make(folder / "plants.db", {2: "two"})
+    (tmp_path / "plants.db").symlink_to(folder / "plants.db")
+    (tmp_path / "newest.db").symlink_to("backup.db")
+    printed = succeed("restore", "newest.db", "--merge", cwd=tmp_path)
+    assert f"{folder}/plants.db: 1 plants before, 2 now" in printed
+    assert read_names(url) == {1: "one", 2: "two"}
+    assert (tmp_path / "plants.db").is_symlink() and [*folder.glob("replaced-*/plants.db")]
+    (tmp_path / "newest.db").unlink()
+    (tmp_path / "newest.db").symlink_to("disk/plants.db")
+    assert "is the database itself" in fail("restore", "newest.db", cwd=tmp_path)
+
+
+REFUSALS: dict[str, tuple[str, ...]] = {
+    "BACKUP is missing or empty": (),
+    "BACKUP is missing or empty ": ("",),
+    "BACKUP is missing or empty  ": ("--merge",),
+    "BACKUP is missing or empty   ": ("", "--merge"),
+    "is missing or no file": ("nowhere.db",),
+    "is missing or no file ": ("backups",),
+    "has no plants, or belongs": ("empty.db",),
+    "belongs to another program": ("foreign.db",),
+    "is damaged: ": ("damaged.db",),
+    "not a database": ("text.db",),
+    "is the database itself": ("plants.db",),
+    "is the database itself ": ("./backups/../plants.db", "--merge"),
+    "is the database itself  ": ("hard-link.db",),
+    "left from a restore": ("plants.db-new",),
+    "unrecognized arguments": ("backup.db", "text.db"),
+    "unrecognized arguments ": ("backup.db", "--merg"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_a_restore_of_what_is_no_backup_is_refused_before_anything_is_touched(tmp_path, words):
+    """So are wrong arguments, such as an empty variable, or two backups in place of one."""
+    (tmp_path / "backups").mkdir()
+    leftover = ["plants.db-new"] * ("plants.db-new" in REFUSALS[words])
+    for name in ("plants.db", "backup.db", "foreign.db", "damaged.db", *leftover):
+        make(tmp_path / name, dict.fromkeys(range(1000), "n"))
+    run_sql(tmp_path / "foreign.db", "PRAGMA application_id = 1")
+    overwrite(tmp_path / "damaged.db", 3)
+    (tmp_path / "empty.db").touch()
+    (tmp_path / "text.db").write_text("no database" * 999)
+    os.link(tmp_path / "plants.db", tmp_path / "hard-link.db")
+    (tmp_path / "plants.db-lock").touch()
+    before = files(tmp_path)
+    assert words.strip() in fail("restore", *REFUSALS[words], cwd=tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_the_file_of_another_program_is_not_replaced(tmp_path, database):
+    """DATABASE_URL is mistyped."""
+    make(tmp_path / "backup.db", {1: "one"})
+    run_sql(make(database, {}), "PRAGMA application_id = 1")
+    line = fail("restore", tmp_path / "backup.db")
+    assert "belongs to another program; correct DATABASE_URL" in line
+    assert [*tmp_path.glob("replaced-*")] == []
+    assert database.exists() and not Path(f"{database}-new").exists()
+
+
+def test_a_file_that_another_program_locks_is_not_taken_for_a_damaged_one(tmp_path, database):
+    """Its plants would seem to be unreadable."""
+    make(tmp_path / "backup.db", {1: "one"})
+    make(database, {2: "two"})
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert "database is locked" in fail("restore", tmp_path / "backup.db", "--merge")
+    assert all_plants(tmp_path) == {2: "two"}
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that everybody can enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_programs_of_root_make_files_of_the_owner(shared):
+    """The backup that root restores may be one that only root can read."""
+    (home := shared / "root").mkdir(0o700)
+    (folder := shared / "data").mkdir()
+    make(folder / "plants.db", {1: "one"})
+    for each in (folder, folder / "plants.db"):
+        os.chown(each, OTHER, OTHER)
+    url = {"DATABASE_URL": f"sqlite:///{folder}/plants.db"}
+    succeed("backup", **url)
+    shutil.move(backups(folder)[0], home / "backup.db")
+    os.chown(home / "backup.db", 0, 0)
+    succeed("restore", home / "backup.db", "--merge", **url)
+    for missing in (folder / "plants.db", folder / "plants.db-lock"):  # Then who owns the rest?
+        missing.unlink()
+        succeed("restore", home / "backup.db", **url)
+    assert len([*folder.glob("**/*")]) == 6
+    assert {(each.stat().st_uid, each.stat().st_gid) for each in folder.rglob("*")} == {
+        (OTHER, OTHER)
+    }
+    assert "Permission denied" in fail("backup", home, **url)
+    assert [*home.iterdir()] == [home / "backup.db"]
+
+
+# Whatever happens meanwhile
+
+
+CALLS = "fdatasync,flock,fsync,ftruncate,link,mkdir,pwrite64,rename,rmdir,unlink"
+
+
+def trace_calls(folder: Path, program: str, *arguments: object) -> list[tuple[str, int]]:
+    """Run a program. Return those of its system calls that change something: name and number."""
+    trace = folder / "trace"
+    prefix = ["strace", "-o", trace, f"--trace={CALLS}", "--signal=none"]
+    succeed(program, *arguments, prefix=prefix)
+    names = re.findall(r"(?m)^(\w+)\(", trace.read_text())
+    assert len(names) > 10
+    return [(name, names[: at + 1].count(name)) for at, name in enumerate(names)]
+
+
+@pytest.fixture
+def crashed(tmp_path) -> Callable[[], Path]:
+    """A function that makes a folder with a backup and a database that was left by a crash.
+
+    Of its plants, the first is in the backup, and the third is only in its -wal.
+    """
+    (model := tmp_path / "model").mkdir()
+    make(model / "plants.db", {1: "one"})
+    (model / "plants.db-lock").touch()
+    shutil.copy(model / "plants.db", model / "backup.db")
+    program = "import os, sqlite3, sys; file = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+    program += "for each in sys.argv[2:]: file.execute(each)\nos._exit(1)"
+    insert = "INSERT INTO plants VALUES (2, 'two', NULL)"
+    wal = ["PRAGMA journal_mode = WAL", insert, "PRAGMA wal_checkpoint", insert.replace("2", "3")]
+    subprocess.run([sys.executable, "-c", program, model / "plants.db", *wal])
+    assert (model / "plants.db-wal").stat().st_size
+
+    def copy() -> Path:
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        return Path(shutil.copytree(model, tmp_path / "copy"))
+
+    return copy
+
+
+CRASHED = {1: "one", 2: "two", 3: "two"}
+
+
+@pytest.mark.parametrize("fault", ["signal=KILL", "error=EIO", "error=ENOSPC"])
+@pytest.mark.parametrize("arguments", [[], ["--merge"]])
+def test_a_restore_that_fails_at_any_step_loses_nothing(
+    tmp_path, crashed, monkeypatch, fault, arguments
+):
+    """Everything is as it was, or the file is missing, and a start can see that. It can be retried.
+
+    strace kills the program at each system call that changes something, or lets the call fail.
+    """
+    folder = crashed()
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{folder}/plants.db")
+    states = set()
+    for name, number in trace_calls(tmp_path, "restore", folder / "backup.db", *arguments):
+        crashed()
+        inject = f"--inject={name}:{fault}:when={number}"
+        prefix = ["strace", "-o", "/dev/null", f"--trace={CALLS}", inject]
+        done = type_("restore", folder / "backup.db", *arguments, prefix=prefix)
+        assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
+        assert (done.returncode == 0) == (done.stderr == "" and "KILL" not in fault)
+        states.add((folder / "plants.db").exists())
+        assert all_plants(folder) == CRASHED and (folder / "plants.db-lock").exists()
+        succeed("restore", folder / "backup.db", *arguments)
+        assert all_plants(folder) == CRASHED
+        names = {each.name.partition("-20")[0] for each in folder.iterdir()}
+        assert names <= {"backup.db", "plants.db", "plants.db-lock", "replaced"}
+    assert states == {True, False}
+
+
+@pytest.mark.parametrize("fault", ["signal=KILL", "error=EIO", "error=ENOSPC"])
+def test_a_backup_that_fails_at_any_step_leaves_no_half_of_a_copy(
+    tmp_path, crashed, monkeypatch, fault
+):
+    """What a kill leaves has another name, and the next backup removes it."""
+    folder = crashed()
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{folder}/plants.db")
+    for name, number in trace_calls(tmp_path, "backup"):
+        crashed()
+        inject = f"--inject={name}:{fault}:when={number}"
+        done = type_("backup", prefix=["strace", "-o", "/dev/null", f"--trace={CALLS}", inject])
+        assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
+        for copy in backups(folder):
+            assert read_names(f"sqlite:///{copy}") == CRASHED
+        succeed("backup")
+        assert sorted((folder / "backups").iterdir()) == backups(folder)
+        assert read_names(f"sqlite:///{folder}/plants.db") == CRASHED
