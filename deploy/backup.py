@@ -112,7 +112,11 @@ def back_up(path: str, folder: str) -> tuple[str, int]:
     with temporary(new):
         with open_database(path) as database:
             check_ours(database, path)
-            database.execute("VACUUM INTO ?", [new])
+            try:
+                database.execute("VACUUM INTO ?", [new])
+            except sqlite3.Error:
+                check_intact(database, path)  # SQLite may say of a damaged file that it is full.
+                raise
         with open_database(new) as database:
             check_intact(database, new)
             count = count_plants(database)
