@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import pytest
 
 from plant import Plant
 from tests.support.pages import block, command
-from tests.support.server import PATIENCE, ROOT, STORED, wait_until
-from tests.support.storage import Row, lock_held, read_names, read_rows
+from tests.support.server import PATIENCE, ROOT, STORED, TOKEN, wait_until
+from tests.support.storage import Row, read_names, read_rows
 from tests.support.wire import MONSTERA, Writers
 
 PROGRAMS = ROOT / "deploy"
@@ -30,7 +31,7 @@ OURS = f"PRAGMA application_id = {0x504C4E54}"
 TABLE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT{}) STRICT"
 
 
-def type_(program: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
+def start(program: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
     """Run one of the two programs. The options are variables of the environment, and `cwd`."""
     where = {"cwd": options.pop("cwd", "/")}
     prefix = options.pop("prefix", [])
@@ -43,14 +44,14 @@ def type_(program: str, *arguments: object, **options) -> subprocess.CompletedPr
 
 def succeed(program: str, *arguments: object, **options) -> str:
     """Run one of the two programs, and return what it prints."""
-    done = type_(program, *arguments, **options)
+    done = start(program, *arguments, **options)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def fail(program: str, *arguments: object, **options) -> str:
     """Run one of the two programs, and return the one line that says why it failed."""
-    done = type_(program, *arguments, **options)
+    done = start(program, *arguments, **options)
     assert done.returncode == 1, done
     (line,) = done.stderr.splitlines()
     return line
@@ -506,7 +507,7 @@ def test_a_restore_that_fails_at_any_step_loses_nothing(tmp_path, crashed, monke
         crashed()
         inject = f"--inject={name}:{fault}:when={number}"
         prefix = ["strace", "-o", "/dev/null", f"--trace={CALLS}", inject]
-        done = type_("restore", folder / "backup.db", "--merge", prefix=prefix)
+        done = start("restore", folder / "backup.db", "--merge", prefix=prefix)
         assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
         assert (done.returncode == 0) == (done.stderr == "" and "KILL" not in fault)
         states.add((folder / "plants.db").exists())
@@ -526,7 +527,7 @@ def test_a_backup_that_fails_at_any_step_leaves_no_half_copy(tmp_path, crashed, 
     for name, number in trace_calls(tmp_path, "backup"):
         crashed()
         inject = f"--inject={name}:{fault}:when={number}"
-        done = type_("backup", prefix=["strace", "-o", "/dev/null", f"--trace={CALLS}", inject])
+        done = start("backup", prefix=["strace", "-o", "/dev/null", f"--trace={CALLS}", inject])
         assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
         for copy in backups(folder):
             assert read_names(f"sqlite:///{copy}") == CRASHED
@@ -568,7 +569,7 @@ def read_one(database: Path, number: int) -> list[Row]:
 
 
 def store(database: Path, first: int, last: int) -> None:
-    """Store plants whose ids are too far apart for trying all. Some names are on pages of others."""
+    """Store plants whose ids are too far apart for trying all, some of them with long names."""
     long = "hex(zeroblob(IIF(id % 99, 20, 5000)))"
     run_sql(
         database,
@@ -634,3 +635,231 @@ def test_a_file_in_which_nothing_can_be_read_is_replaced(tmp_path, database, url
     assert read_names(url) == {1: "one"}
     (replaced,) = tmp_path.glob("replaced-*/plants.db")
     assert replaced.read_bytes() == damage
+
+
+# The pages
+
+
+def type_here(folder: Path, *blocks: str, cwd: Path = ROOT) -> str:
+    """Type blocks of a page into one shell, for a database in `folder`. Return what they print."""
+    commands = "\n".join(blocks).replace("/var/lib/plants", str(folder))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # As `activate` sets it.
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands.replace("/var/tmp", str(folder))], cwd=cwd,
+        env={**os.environ, "PATH": path, "PLANTS_TOKENS": TOKEN}, timeout=4 * PATIENCE,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+COPIED = "plants-2026-11-28-030000.db"  # the backup in the page's examples
+
+
+def test_the_page_shows_plants_backs_them_up_and_restores_them(serve, tmp_path, database, url):
+    """The programs print what the page shows. A damaged file is restored into one with no plant."""
+    server = serve()
+    for number in (1, 2):
+        assert server.post({"id": number, "name": "n"})[0] == STORED
+    see = block("sh", "sqlite3 -readonly plants.db 'SELECT * FROM")
+    assert type_here(tmp_path, see, cwd=tmp_path) == "2|n|\n1|n|\n2\n"
+    printed = type_here(tmp_path, block("sh", "python deploy/backup.py"))
+    shown = block("", "/var/lib/plants/backups").replace("/var/lib/plants", str(tmp_path))
+    assert re.sub(r"\d+", "N", printed) == re.sub(r"\d+", "N", shown)
+    (copy,) = backups(tmp_path)
+    copy.rename(copy.with_name(COPIED))
+    listed = type_here(tmp_path, block("sh", "ls -l /var/lib/plants/backups"))
+    assert listed.endswith(f" {COPIED}\n")
+    assert server.post({"id": 3, "name": "n"})[0] == STORED
+    restore = block("sh", "python deploy/restore.py /var/lib/plants/backups")
+    printed = type_here(tmp_path, restore)
+    shown = block("", "/var/lib/plants/plants.db: 9914").replace("/var/lib/plants", str(tmp_path))
+    assert re.sub(r"\d+", "N", printed) == re.sub(r"\d+", "N", shown)
+    server.stop()
+    assert sorted(read_names(url)) == [1, 2, 3]
+    empty, merge = block("sh", "DATABASE_URL="), block("sh", "python deploy/restore.py /var/tmp/em")
+    assert "which is new" in type_here(tmp_path, empty)
+    assert f"{database}: 3 plants before, 3 now" in type_here(tmp_path, merge)
+
+
+HELD = block("sh", "find /proc/[0-9]*/fd -lname '*/plants.db* (deleted)'")
+FIND = block("sh", "find /proc/[0-9]*/fd -lname '*/plants.db*' ")
+
+
+def test_deleted_files_are_copied_from_the_workers_and_restored(serve, database, tmp_path, url):
+    """Under load, and after a worker was replaced: every plant that got a 200 is there."""
+    with Writers((server := serve()).port) as clients:
+        clients.wait_for_more()
+        for file in tmp_path.glob("plants.db*"):
+            file.unlink()
+        wait_until(lambda: server.health() == 503)
+        # Other processes of this machine may end while `find` looks at them.
+        held, found = (type_here(tmp_path, f"({each}) || true") for each in (HELD, FIND))
+        copy = block("sh", "mkdir -m 700 /var/tmp/rescued")
+        for example, name in (("8069/fd/11", ""), ("8069/fd/12", "-wal")):
+            pattern = rf"(?m)^(/proc/(\d+)/fd/\d+) {database}{name} \(deleted\)$"
+            assert re.search(pattern, held)
+            descriptor, holder = re.search(pattern, found).groups()
+            copy = copy.replace(f"/proc/{example}", descriptor)
+        os.kill(next(pid for pid in server.workers() if pid != int(holder)), signal.SIGKILL)
+        server.workers()
+        wait_until(lambda: server.health() == 503)
+        assert not database.exists()
+        type_here(tmp_path, copy)
+        printed = type_here(tmp_path, block("sh", "python deploy/restore.py /var/tmp/rescued"))
+        assert f"{database}: there was no file before, " in printed
+    server.stop()
+    assert serve().health() == 200
+    assert clients.acknowledged.items() <= read_names(url).items()
+    assert type_here(tmp_path, f"({HELD}) || true").count(f" {database} ") == 0
+
+
+def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_path):
+    """The service then goes on by itself."""
+    server = serve()
+    assert server.post(MONSTERA)[0] == STORED
+    look = block("sh", "lslocks")
+    with subprocess.Popen(["sqlite3", database], stdin=subprocess.PIPE, text=True) as program:
+        # A worker may just be writing, at its start. Wait for its lock, which the shell does not do
+        # by itself.
+        program.stdin.write(".timeout 30000\nBEGIN IMMEDIATE;\n")
+        program.stdin.flush()
+        line = rf"(?m)^sqlite3 +{program.pid} WRITE {database}-shm$"
+        wait_until(lambda: re.search(line, type_here(tmp_path, f"({look}) || true")))
+        wait_until(lambda: server.health() == 503)
+        type_here(tmp_path, block("sh", "kill").replace("5162", str(program.pid)))
+    assert server.post(MONSTERA)[0] == STORED
+    assert server.health() == 200
+
+
+def test_after_a_crash_sqlite3_copies_the_wal_into_the_file(serve, tmp_path):
+    """A large one would take longer than a start waits."""
+    with serve() as server:
+        assert server.post(MONSTERA)[0] == STORED
+    assert (wal := tmp_path / "plants.db-wal").stat().st_size
+    checkpoint = command("flock plants.db-lock sqlite3 plants.db")
+    assert type_here(tmp_path, checkpoint, cwd=tmp_path) == "0|0|0\n"
+    assert not wal.exists() and b"Monstera" in (tmp_path / "plants.db").read_bytes()
+
+
+def test_a_full_disk_has_room_again_without_a_restart(serve, small_disk):
+    """The page's commands delete old backups, and keep the newest three."""
+    server = serve(DATABASE_URL=f"sqlite:///{small_disk}/plants.db")
+    assert server.post(MONSTERA)[0] == STORED
+    (folder := small_disk / "backups").mkdir()
+    for number in range(6):
+        (folder / f"plants-{number}.db").write_bytes(bytes(2**18))
+        os.utime(folder / f"plants-{number}.db", (number, number))
+    with contextlib.suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(bytes(2**12))
+    big = {"id": 8, "name": "n" * 10_000}
+    wait_until(lambda: server.post({**big, "id": time.monotonic_ns()})[0] == 503)
+    assert "100%" in type_here(small_disk, block("sh", "df -h ."), cwd=small_disk)
+    type_here(small_disk, block("sh", "ls -t backups/plants-"), cwd=small_disk)
+    assert sorted(each.name for each in folder.glob("plants-*.db")) == [
+        f"plants-{number}.db" for number in (3, 4, 5)
+    ]
+    asked = block("sh", "curl http://127.0.0.1:8000/healthz").replace("8000", str(server.port))
+    wait_until(lambda: '{"status": "ok"}' in type_here(small_disk, asked))
+    assert server.post(big)[0] == STORED
+
+
+def test_files_of_root_are_given_to_the_owner_of_the_folder(tmp_path):
+    """Root has run a command there."""
+    for name in ("plants.db", "plants.db-wal"):
+        (tmp_path / name).touch()
+    os.chown(tmp_path, OTHER, OTHER)
+    type_here(tmp_path, block("sh", "chown --reference=/var/lib/plants"))
+    assert {each.stat().st_uid for each in tmp_path.iterdir()} == {OTHER}
+
+
+# PostgreSQL
+
+TEXTS = ["", "\\.", "a\n\\.\nb", "\r\n", "\t", '"', "'", "NULL", "\\N", "é\x7f🌵"]
+PLANTS = [Plant(-(2**63), "n"), *map(Plant, range(10), TEXTS, TEXTS), Plant(2**63 - 1, "n")]
+THERE, BACK = block("sh", "# From SQLite to PostgreSQL"), block("sh", "# From PostgreSQL to SQLite")
+
+
+def test_a_server_is_set_up(serve, tmp_path, postgresql):
+    """The service stores plants with a role and a database of its own, and the page shows them."""
+    secret = "a-secret"
+    commands = f"admin='{postgresql.url()}' password={secret}", block("sh", 'psql "$admin" -c "CR')
+    type_here(tmp_path, *commands, commands[0], block("sh", 'psql "$admin" -c "ALTER ROLE'))
+    url = f"postgresql://plants:{secret}@/plants?host={postgresql.folder}"
+    with serve(DATABASE_URL=url) as server:
+        assert server.post(MONSTERA)[0] == STORED
+    see = block("sh", 'psql "$server" -c \'SELECT * FROM plants')
+    assert "7 | Monstera | indoor" in type_here(tmp_path, f"server='{url}'", see)
+    level = "SELECT setconfig FROM pg_db_role_setting JOIN pg_roles ON oid = setrole"
+    assert postgresql.execute(level) == [(["log_min_error_statement=panic"],)]
+    postgresql.execute("DROP DATABASE plants WITH (FORCE)")
+    postgresql.execute("DROP ROLE plants")
+
+
+def test_a_move_changes_no_plant(tmp_path, open_storage, url, postgresql_url):
+    """The plants move there and back: to no file, and to one that lacks some plants."""
+    storage = open_storage()
+    for each in PLANTS:
+        storage.add(each)
+    server = f"server='{postgresql_url}'"
+    for _ in range(2):
+        assert "(0 rows)" in type_here(tmp_path, server, THERE, cwd=tmp_path)
+    assert read_rows(postgresql_url) == PLANTS
+    (new := tmp_path / "new").mkdir()
+    type_here(tmp_path, server, BACK, cwd=new)
+    assert (new / "moved.db").stat().st_mode & 0o777 == 0o600
+    assert read_rows(f"sqlite:///{new}/moved.db") == PLANTS
+    restore = command("python deploy/restore.py moved.db").split()[2:]
+    succeed("restore", *restore, cwd=new, DATABASE_URL=f"sqlite:///{new}/plants.db")
+    open_storage(f"sqlite:///{new}/plants.db").check(30)  # The service accepts the file.
+    storage.close()
+    run_sql(tmp_path / "plants.db", "DELETE FROM plants WHERE id > 3")
+    succeed("restore", *restore, cwd=new)
+    assert read_rows(url) == PLANTS
+
+
+def test_a_move_lists_the_ids_that_have_another_plant_there(tmp_path, open_storage, postgresql_url):
+    """Both databases have a plant with the id 900, and one of these has a tag."""
+    server = f"server='{postgresql_url}'"
+    old, new = open_storage(), open_storage(postgresql_url)
+    old.add(Plant(1, "n", "t"))
+    type_here(tmp_path, server, THERE, cwd=tmp_path)
+    old.add(Plant(900, "n"))
+    new.add(Plant(900, "n", "t"))
+    assert re.search(r"-\n +900\n\(1 row\)", type_here(tmp_path, server, THERE, cwd=tmp_path))
+    type_here(tmp_path, server, BACK, cwd=tmp_path)
+    assert "not added: 900\n" in succeed("restore", "moved.db", "--merge", cwd=tmp_path)
+
+
+def test_postgresql_is_restored(serve, tmp_path, postgresql_url):
+    """The operator stops the service first, and adds what was stored after the dump."""
+    server = f"server='{postgresql_url}'"
+    with serve(DATABASE_URL=postgresql_url) as service:
+        assert service.post({"id": 1, "name": "n"})[0] == STORED
+        assert type_here(tmp_path, server, block("sh", "# A dump"), cwd=tmp_path) == "ok\n"
+        assert service.post({"id": 3, "name": "n"})[0] == STORED
+        service.stop()
+    (name,) = (tmp_path / "backups").iterdir()
+    assert name.stat().st_mode & 0o777 == 0o600
+    add = block("sh", 'psql "$server" -c "INSERT')
+    restore = (f"{server} dump={name}", block("sh", "replaced=replaced_"), add)
+    drop = command('psql "$server" -c "DROP SCHEMA')
+    assert "\n     1\n" in type_here(tmp_path, *restore, drop)
+    assert read_names(postgresql_url) == {1: "n", 3: "n"}
+    assert serve(DATABASE_URL=postgresql_url).post({"id": 1, "name": "n"})[0] == STORED
+
+
+def test_a_restore_of_postgresql_that_fails_can_be_undone(tmp_path, open_storage, postgresql_url):
+    """A dump that can't be read is refused before anything is moved."""
+    open_storage(postgresql_url).add(Plant(1, "n"))
+    (tmp_path / "bad.dump").write_text("no dump")
+    server = f"server='{postgresql_url}' dump=bad.dump"
+    with pytest.raises(AssertionError):
+        type_here(tmp_path, server, block("sh", "replaced=replaced_"), cwd=tmp_path)
+    assert read_names(postgresql_url) == {1: "n"}
+    move = "ALTER TABLE plants SET SCHEMA replaced_1"
+    psql = f"psql '{postgresql_url}' -c 'CREATE SCHEMA replaced_1' -c '{move}'"
+    back = command('psql "$server" -c "ALTER TABLE $replaced.plants')
+    type_here(tmp_path, server, "replaced=replaced_1", psql, back)
+    assert read_names(postgresql_url) == {1: "n"}
