@@ -74,11 +74,17 @@ def get_path() -> str:
 
 
 def become_owner(path: str) -> None:
-    """If root runs this, go on as the owner of a file or folder: everything made is theirs then."""
-    status = os.stat(path)
-    if os.geteuid() == 0 and status.st_uid != 0:
-        os.setegid(status.st_gid)
-        os.seteuid(status.st_uid)
+    """If root runs this, go on as the owner of the database: everything made is theirs then.
+
+    Root may have left a file there, so the first owner who is not root counts.
+    """
+    if os.geteuid() != 0:
+        return
+    for each in (f"{path}-lock", path, os.path.dirname(path)):
+        if os.path.exists(each) and (status := os.stat(each)).st_uid != 0:
+            os.setegid(status.st_gid)
+            os.seteuid(status.st_uid)
+            return
 
 
 @contextlib.contextmanager

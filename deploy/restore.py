@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -74,9 +75,7 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
             raise ValueError(f"{backup} is the database itself, or left from a restore")
     with open_database(backup) as source:
         check_ours(source, backup)
-        # If root runs this, go on as the owner. The backup stays open, even if only root could open
-        # it.
-        become_owner(next(filter(os.path.exists, (path, f"{path}-lock", folder)), folder))
+        become_owner(path)  # The backup stays open, even if only root could open it.
         with lock_folder(folder) as descriptor, temporary(new):
             copy(source, new, backup)
             with lock_workers(path):
@@ -314,9 +313,13 @@ def link(files: list[str], folder: str) -> str:
     while os.path.exists(new := dated(folder, "replaced", "")):
         time.sleep(0.1)
     os.mkdir(new, 0o700)
-    for each in files:
-        os.link(each, os.path.join(new, os.path.basename(each)))
-    sync(new)
+    try:
+        for each in files:
+            os.link(each, os.path.join(new, os.path.basename(each)))
+        sync(new)
+    except OSError:
+        shutil.rmtree(new)  # The files themselves have not been touched yet.
+        raise
     return new
 
 

@@ -438,7 +438,15 @@ def test_programs_of_root_make_files_of_the_owner(shared):
         for each in folder.glob(missing):
             each.unlink()
         succeed("restore", home / "backup.db", **url)
-    assert len([*folder.rglob("*")]) == 5
+    # A file of root's is given to the owner first, as the page says. The lock file has an owner.
+    (folder / "plants.db").unlink()
+    (folder / "plants.db").touch()
+    os.chown(folder, 0, 0)
+    assert "unable to open" in fail("restore", home / "backup.db", **url)
+    os.chown(folder, OTHER, OTHER)
+    type_here(folder, block("sh", "chown --reference=/var/lib/plants"))
+    succeed("restore", home / "backup.db", **url)
+    assert len([*folder.rglob("*")]) == 7
     assert {(each.stat().st_uid, each.stat().st_gid) for each in folder.rglob("*")} == {
         (OTHER, OTHER)
     }
@@ -512,8 +520,9 @@ def test_a_restore_that_fails_at_any_step_loses_nothing(tmp_path, crashed, monke
         assert (done.returncode == 0) == (done.stderr == "" and "KILL" not in fault)
         states.add((folder / "plants.db").exists())
         assert all_plants(folder) == CRASHED and (folder / "plants.db-lock").exists()
-        succeed("restore", folder / "backup.db", "--merge")
-        assert all_plants(folder) == CRASHED
+        if "KILL" in fault:  # Only then is anything left of it.
+            succeed("restore", folder / "backup.db", "--merge")
+            assert all_plants(folder) == CRASHED
         names = {each.name.partition("-20")[0] for each in folder.iterdir()}
         assert names <= {"backup.db", "plants.db", "plants.db-lock", "replaced"}
     assert states == {True, False}
