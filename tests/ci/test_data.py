@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from plant import Plant
-from tests.support.pages import block, command
+from tests.support.pages import SENTENCES, block, command
 from tests.support.server import PATIENCE, ROOT, STORED, TOKEN, wait_until
 from tests.support.storage import Row, read_names, read_rows
 from tests.support.wire import MONSTERA, Writers
@@ -690,8 +690,7 @@ def test_the_page_shows_plants_backs_them_up_and_restores_them(serve, tmp_path, 
     assert f"{database}: 3 plants before, 3 now" in type_here(tmp_path, merge)
 
 
-HELD = block("sh", "find /proc/[0-9]*/fd -lname '*/plants.db* (deleted)'")
-FIND = block("sh", "find /proc/[0-9]*/fd -lname '*/plants.db*' ")
+FIND = block("sh", "find /proc/[0-9]*/fd -lname '*/plants.db*'")
 
 
 def test_deleted_files_are_copied_from_the_workers_and_restored(serve, database, tmp_path, url):
@@ -702,11 +701,10 @@ def test_deleted_files_are_copied_from_the_workers_and_restored(serve, database,
             file.unlink()
         wait_until(lambda: server.health() == 503)
         # Other processes of this machine may end while `find` looks at them.
-        held, found = (type_here(tmp_path, f"({each}) || true") for each in (HELD, FIND))
+        found = type_here(tmp_path, f"({FIND}) || true")
         copy = block("sh", "mkdir -m 700 /var/tmp/rescued")
         for example, name in (("8069/fd/11", ""), ("8069/fd/12", "-wal")):
             pattern = rf"(?m)^(/proc/(\d+)/fd/\d+) {database}{name} \(deleted\)$"
-            assert re.search(pattern, held)
             descriptor, holder = re.search(pattern, found).groups()
             copy = copy.replace(f"/proc/{example}", descriptor)
         os.kill(next(pid for pid in server.workers() if pid != int(holder)), signal.SIGKILL)
@@ -719,7 +717,7 @@ def test_deleted_files_are_copied_from_the_workers_and_restored(serve, database,
     server.stop()
     assert serve().health() == 200
     assert clients.acknowledged.items() <= read_names(url).items()
-    assert type_here(tmp_path, f"({HELD}) || true").count(f" {database} ") == 0
+    assert f"{database} (deleted)" not in type_here(tmp_path, f"({FIND}) || true")
 
 
 def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_path):
@@ -871,3 +869,20 @@ def test_a_restore_of_postgresql_that_fails_can_be_undone(tmp_path, open_storage
     back = command('psql "$server" -c "ALTER TABLE $replaced.plants')
     type_here(tmp_path, server, "replaced=replaced_1", psql, back)
     assert read_names(postgresql_url) == {1: "n"}
+
+
+def test_a_table_that_was_moved_is_found_and_moved_back(serve, tmp_path, postgresql_url):
+    """The service goes on by itself. It has created no other table."""
+    server, moved = f"server='{postgresql_url}'", "replaced_1732789200"
+    service = serve(DATABASE_URL=postgresql_url)
+    assert service.post(MONSTERA)[0] == STORED
+    move = f"-c 'CREATE SCHEMA {moved}' -c 'ALTER TABLE plants SET SCHEMA {moved}'"
+    type_here(tmp_path, f"psql '{postgresql_url}' {move}")
+    wait_until(lambda: service.post(MONSTERA)[0] == 503)
+    look = block("sh", 'psql "$server" -c "SELECT schemaname')
+    assert re.search(rf"{moved} +\| plants", type_here(tmp_path, server, look))
+    words = re.search("The log says `(.+?)` or `(.+?)`", SENTENCES).groups()
+    assert any(each.replace('"', r"\"") in service.out for each in words)
+    type_here(tmp_path, server, block("sh", 'psql "$server" -c "ALTER TABLE replaced_'))
+    wait_until(lambda: service.post(MONSTERA)[0] == STORED)
+    assert read_names(postgresql_url) == {7: "Monstera"}
