@@ -33,7 +33,9 @@ class Parser(argparse.ArgumentParser):
 def main() -> None:
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--keep", type=int, metavar="N", help="delete all but the newest N copies")
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="by default, backups beside it")
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="by default, `backups` beside the database"
+    )
     arguments = parser.parse_args()
     if arguments.folder == "" or (arguments.keep is not None and arguments.keep < 1):
         parser.error("FOLDER must not be empty, and N must be at least 1")
