@@ -17,7 +17,7 @@ import pytest
 
 from plant import Plant
 from tests.support.pages import SENTENCES, block, command
-from tests.support.server import PATIENCE, ROOT, STORED, TOKEN, wait_until
+from tests.support.server import PATIENCE, ROOT, STORED, wait_until
 from tests.support.storage import Row, read_names, read_rows
 from tests.support.wire import MONSTERA, Writers
 
@@ -656,7 +656,7 @@ def type_here(folder: Path, *blocks: str, cwd: Path = ROOT) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # As `activate` sets it.
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands.replace("/var/tmp", str(folder))], cwd=cwd,
-        env={**os.environ, "PATH": path, "PLANTS_TOKENS": TOKEN}, timeout=4 * PATIENCE,
+        env={**os.environ, "PATH": path}, timeout=4 * PATIENCE,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -687,8 +687,8 @@ def test_the_page_shows_plants_backs_them_up_and_restores_them(serve, tmp_path, 
     assert re.sub(r"\d+", "N", printed) == re.sub(r"\d+", "N", shown)
     server.stop()
     assert sorted(read_names(url)) == [1, 2, 3]
-    empty, merge = block("sh", "DATABASE_URL="), block("sh", "python deploy/restore.py /var/tmp/em")
-    assert "which is new" in type_here(tmp_path, empty)
+    assert "which is new" in type_here(tmp_path, block("sh", "PLANTS_TOKENS=unused"))
+    merge = command("python deploy/restore.py BACKUP").replace("BACKUP", f"{tmp_path}/empty.db")
     assert f"{database}: 3 plants before, 3 now" in type_here(tmp_path, merge)
 
 
