@@ -43,7 +43,9 @@ from backup import (
 )
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
-DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+# Other errors, such as a lock or a full disk, say nothing about what can be read.
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A sector of the disk.
 Row = tuple[Any, ...]
 
 
@@ -234,7 +236,7 @@ class Reader:
         """Note which ids can't be read. Raise the error if the file is not damaged."""
         # Python itself raises errors about text that is not UTF-8. They have no code.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        if code & 0xFF not in DAMAGE:
+        if code & 0xFF not in DAMAGE and code not in UNREADABLE:
             raise error
         self.unread.append((first, last))
 

@@ -520,7 +520,8 @@ def test_a_restore_that_fails_at_any_step_loses_nothing(tmp_path, crashed, monke
         done = start("restore", folder / "backup.db", "--merge", prefix=prefix)
         assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
         assert (done.returncode == 0) == (done.stderr == "" and "KILL" not in fault)
-        states.add((folder / "plants.db").exists())
+        states.add(is_there := (folder / "plants.db").exists())
+        assert not is_there or read_names(f"sqlite:///{folder}/plants.db") == CRASHED
         assert all_plants(folder) == CRASHED and (folder / "plants.db-lock").exists()
         if "KILL" in fault:
             succeed("restore", folder / "backup.db", "--merge")
