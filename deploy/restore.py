@@ -123,15 +123,15 @@ def count_old(path: str) -> int | None:
     """
     if not os.path.exists(path):
         return 0
-    with open_database(path) as old:
-        try:
+    try:
+        with open_database(path) as old:
             if not get_value(old, "SELECT count(*) FROM sqlite_schema"):
                 return 0
             if get_id(old) != APPLICATION_ID:
                 raise ValueError("it belongs to another program; correct DATABASE_URL")
             return count_plants(old)
-        except sqlite3.Error:
-            return None
+    except sqlite3.Error:
+        return None
 
 
 def merge(path: str, new: str) -> list[str]:

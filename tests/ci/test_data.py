@@ -636,6 +636,21 @@ def test_the_wal_says_which_pages_a_damaged_file_has(tmp_path, database, url):
     assert set(read_rows(url)) == readable
 
 
+@pytest.mark.parametrize("first", range(1, 40, 3))
+def test_a_disk_that_reads_some_pages_only_loses_nothing(tmp_path, database, url, first):
+    """What it can't read is reported, or the restore is refused."""
+    make(tmp_path / "backup.db", {-1: "n"})
+    plants = {-1: "n", **dict.fromkeys(range(5000), "n" * 50)}
+    make(database, plants)
+    inject = f"--inject=pread64:error=EIO:when={first}+5"
+    prefix = ["strace", "-o", "/dev/null", "-P", database, inject]
+    done = start("restore", tmp_path / "backup.db", "--merge", prefix=prefix)
+    assert all_plants(tmp_path) == plants and "Traceback" not in done.stderr
+    unread = re.findall(r"ids (-?\d+) to (-?\d+) of the", done.stdout)
+    lost = plants.keys() - read_names(url)
+    assert all(any(int(low) <= each <= int(high) for low, high in unread) for each in lost)
+
+
 @pytest.mark.parametrize("damage", [b"x" * 9999, b"", b"SQLite format 3\0" + b"\xff" * 9999])
 def test_a_file_in_which_nothing_can_be_read_is_replaced(tmp_path, database, url, damage):
     """One without a byte has no plants, which is nothing to complain about."""
