@@ -147,28 +147,10 @@ def merge(path: str, new: str) -> list[str]:
         return [line]
     # Read before SQLite opens the file: its locks would end when this process closes the file.
     ends = sorted({LOWEST - 1, *find_last_ids(path), HIGHEST})
-    added, differing = 0, []
     with open_database(path) as old, open_database(new, "rw") as database:
-        # Text that is not UTF-8, which other programs may have stored there, equals no plant.
-        database.text_factory = lambda text: text.decode(errors="surrogateescape")
         ours = get_columns(database)
         reader = Reader(old, sorted(ours, key="id".__ne__))  # The id comes first.
-        names = ", ".join(map(quote, reader.columns))
-        find = f"SELECT {names} FROM plants WHERE id = ?"
-        insert = f"INSERT INTO plants ({names}) VALUES ({', '.join('?' * len(reader.columns))})"
-        database.execute("BEGIN")
-        for previous, last in pairwise(ends):
-            for row in reader.read(previous + 1, last):
-                there = database.execute(find, row[:1]).fetchone()
-                if there is None:
-                    try:
-                        database.execute(insert, row)
-                        added += 1
-                    except sqlite3.IntegrityError:  # What was read is no plant.
-                        reader.unread.append((row[0], row[0]))
-                elif there != row:
-                    differing.append(row[0])
-        database.execute("COMMIT")
+        added, differing = add_plants(reader, database, ends)
     lines = [f"{added} plants of the old file were added"]
     if differing:
         ids = " ".join(map(str, differing))
@@ -178,6 +160,35 @@ def merge(path: str, new: str) -> list[str]:
     for first, last in sorted(reader.unread):
         lines.append(f"ids {first} to {last} of the old file can't be read or added")
     return lines
+
+
+def add_plants(
+    reader: "Reader", database: sqlite3.Connection, ends: list[int]
+) -> tuple[int, list[int]]:
+    """Add the plants that a database does not have. Each range of ids ends with one of `ends`.
+
+    Return how many were added, and the ids that have other values in the database.
+    """
+    # Text that is not UTF-8, which other programs may have stored there, equals no plant.
+    database.text_factory = lambda text: text.decode(errors="surrogateescape")
+    names, marks = ", ".join(map(quote, reader.columns)), ", ".join("?" * len(reader.columns))
+    find = f"SELECT {names} FROM plants WHERE id = ?"
+    insert = f"INSERT INTO plants ({names}) VALUES ({marks})"
+    added, differing = 0, []
+    database.execute("BEGIN")
+    for previous, last in pairwise(ends):
+        for row in reader.read(previous + 1, last):
+            there = database.execute(find, row[:1]).fetchone()
+            if there is None:
+                try:
+                    database.execute(insert, row)
+                    added += 1
+                except sqlite3.IntegrityError:  # What was read is no plant.
+                    reader.unread.append((row[0], row[0]))
+            elif there != row:
+                differing.append(row[0])
+    database.execute("COMMIT")
+    return added, differing
 
 
 def quote(name: str) -> str:
@@ -202,7 +213,7 @@ class Reader:
         self._query = f"SELECT {names} FROM plants WHERE id "
 
     def read(self, first: int, last: int) -> list[Row]:
-        """Return the plants with these ids; if one can't be read, all others."""
+        """Return the plants with these ids. If some can't be read, return all others."""
         if not self.columns:
             return []
         with contextlib.suppress(sqlite3.Error):
@@ -298,15 +309,16 @@ def swap(path: str, new: str, folder: int) -> str | None:
     replaced = link(old, os.path.dirname(path)) if old else None
     os.fsync(folder)
     try:
-        # The plants first: SQLite takes a file without its -wal for all there is, but the service
-        # starts with no missing file.
+        # The plants first. If this is killed afterwards, the service refuses to start. With the -wal
+        # first, it would start without the newest plants.
         for each in old:
             os.remove(each)
         os.fsync(folder)  # If the power fails, the new file must not be there with the old -wal.
         os.rename(new, path)
         os.fsync(folder)
     except OSError as error:
-        raise OSError(f"{error}; run this again; the old files are in {replaced}") from None
+        where = f"the old files are in {replaced}" if replaced else "there was no file"
+        raise OSError(f"{error}; {where}; run this again") from None
     return replaced
 
 
