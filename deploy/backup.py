@@ -175,7 +175,7 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
 def open_database(path: str, mode: str = "ro") -> Iterator[sqlite3.Connection]:
     """Yield a connection to a file that exists: by default, one that can't write to it."""
     uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5)
     with contextlib.closing(connection):
         yield connection
 

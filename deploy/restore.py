@@ -309,7 +309,7 @@ def swap(path: str, new: str, folder: int) -> str | None:
     replaced = link(old, os.path.dirname(path)) if old else None
     os.fsync(folder)
     try:
-        # The plants first. If this is killed afterwards, the service refuses to start. With the -wal
+        # The plants first: if this is killed then, the service refuses to start. With the -wal
         # first, it would start without the newest plants.
         for each in old:
             os.remove(each)
