@@ -213,12 +213,9 @@ class SQLiteEngine(Engine):
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise Unavailable(f"{self._path}: no WAL mode on this file system; use a local disk")
         connection.executescript(PREPARE.format(create=create))
-        # A process whose sync failed, and that was then killed, leaves frames in the WAL that can
-        # be read. But the kernel may have marked their pages as clean, so that no later sync of the
-        # WAL brings them to the disk. We would append to them, a power cut would lose them, and
-        # SQLite would stop reading at the gap: plants behind it that were synced would be lost,
-        # too. The checkpoint copies the frames into the file and syncs that, so that nothing
-        # depends on them. tests/ci/test_crashes.py shows the loss without it.
+        # Frames of the WAL whose sync failed may never reach the disk. A power cut would lose them,
+        # and all plants behind them. The checkpoint copies them into the file and syncs that. The
+        # whole story is in docs/code.md, and tests/ci/test_crashes.py shows the loss without it.
         if connection.execute("PRAGMA wal_checkpoint").fetchone()[0]:
             raise Unavailable(f"{self._path}: another program is checkpointing it; stop that first")
 
