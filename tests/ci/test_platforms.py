@@ -1,0 +1,496 @@
+"""The service starts, serves and stops as hosting platforms run it.
+
+No platform is asked: each row of PLATFORMS stands for one environment, with the variables, the user,
+the read-only folders, the router and the signals that the platforms in it are known for. What has
+to be set there stands in docs/deploy.md, too, and a test compares the two.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.ci.test_bare_machine import IGNORED
+from tests.support.pages import PAGES, table
+from tests.support.postgresql import PostgreSQL
+from tests.support.server import (
+    PATIENCE,
+    ROOT,
+    STORED,
+    Server,
+    fails_with,
+    free_port,
+    wait_until,
+)
+from tests.support.storage import lock_held, read_names
+from tests.support.wire import CLOSE, new_plant, receive_response, statuses
+
+FLY = tomllib.loads((ROOT / "deploy/fly.toml").read_text())
+(RENDER,) = yaml.safe_load((ROOT / "deploy/render.yaml").read_text())["services"]
+RENDER_DISK = RENDER["disk"]["mountPath"]
+IMAGE = dict(re.findall(r"(?m)^ENV (\w+)=(\S+)$", (ROOT / "deploy/Dockerfile").read_text()))
+PAGE = PAGES[ROOT / "docs/deploy.md"]
+
+# DATABASE_URL, as platforms write it. Their servers are TCP hosts; here it is the folder of a socket.
+SQLITE = "sqlite:///{data}/plants.db"
+POSTGRES = "postgres://postgres:secret@{host}:5432/{name}"
+POSTGRESQL = POSTGRES.replace("postgres:", "postgresql:", 1)
+CLOUD_SQL = "postgresql://postgres:secret@/{name}?host={folder}"
+
+# Tokens, as platforms generate them.
+HEXADECIMAL = secrets.token_hex(32)
+BASE64 = base64.b64encode(bytes.fromhex("fbff") * 16).decode()  # It has a plus, a slash and a =.
+
+CNB = "1000:1000"
+# What the profile script of Heroku's buildpack exports, and those of buildpacks made from it.
+# Python's own packages are not in a virtual environment there, and PYTHONHOME names their place.
+HEROKU = {
+    "PYTHONUNBUFFERED": "true",
+    "PYTHONHOME": sys.base_prefix,
+    "PYTHONPATH": sysconfig.get_path("purelib"),
+    "LIBRARY_PATH": "/app/.heroku/vendor/lib:/app/.heroku/python/lib",
+    "LD_LIBRARY_PATH": "/app/.heroku/vendor/lib:/app/.heroku/python/lib",
+    "LANG": "en_US.UTF-8",
+    "FORWARDED_ALLOW_IPS": "*",
+    "GUNICORN_CMD_ARGS": "--access-logfile -",
+}
+RAILPACK = {
+    "PYTHONFAULTHANDLER": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONHASHSEED": "random",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_DEFAULT_TIMEOUT": "100",
+}
+READ_ONLY = """
+    for place in {writable}; do mount --bind "$place" "$place"; done
+    mount --bind /dev/shm /dev/shm && mount -o remount,bind,{shm} /dev/shm
+    mount -o remount,bind,ro / && exec "$@"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """How some platforms run the service. {port} and {data} stand for a port and a folder."""
+
+    names: str
+    presets: dict[str, str]  # Variables that the platform sets.
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)  # An operator's.
+    note: str = ""  # What docs/deploy.md says about it, if it has no section of its own.
+    port: int = 8080  # The one that the platform or the operator chooses. Tests use free ones.
+    database: str = SQLITE
+    token: str = HEXADECIMAL
+    start: str = "bash -c gunicorn"
+    user: str = ""  # uid:gid, or root
+    writable: str = ""  # The only folders that are, apart from that of the database.
+    shm: str = "rw"
+    address: str = "127.0.0.1"  # Where the router connects to.
+    version: str = "1.1"  # Of HTTP, as the router speaks it.
+    headers: tuple[str, ...] = ()  # What the router adds to each request.
+    signal: str = "SIGTERM"
+    signals_all: bool = False  # All processes get it, not only the one that was started.
+    repeats: bool = False  # They get it once a second.
+    seconds: float = 30  # From the first signal to SIGKILL.
+    overlaps: bool = False  # A new version starts before the old one is stopped.
+
+
+PLATFORMS = [
+    Platform(
+        "Heroku",
+        {**HEROKU, "HOME": "/app", "PORT": "{port}", "DYNO": "web.1", "DYNO_RAM": "512"}
+        | {"WEB_CONCURRENCY": "2", "WEB_CONCURRENCY_SET_BY": "heroku/python"},
+        database=POSTGRES,
+        user="30000:30000",
+        headers=("X-Request-Start: 1790000000000", "Via: 1.1 vegur"),
+        signals_all=True,
+        repeats=True,
+    ),
+    Platform(
+        "Heroku Fir",
+        {"PYTHONUNBUFFERED": "1", "PORT": "{port}"},
+        database=POSTGRES,
+        user=CNB,
+        address="::1",
+        signals_all=True,
+    ),
+    Platform(
+        "Render",
+        {
+            "RENDER": "true",
+            "FORWARDED_ALLOW_IPS": "*",
+            "GUNICORN_CMD_ARGS": "--preload --access-logfile - --bind=0.0.0.0:{port}",
+            "PIPENV_YES": "true",
+            "VENV_ROOT": "/opt/render/project/src/.venv",
+            "RENDER_WEB_CONCURRENCY": "1",
+            "WEB_CONCURRENCY": "1",
+            "PORT": "{port}",
+        },
+        port=10000,
+        token=BASE64,
+        user="1000:1000",
+        start=f"bash -c {RENDER['startCommand']}",
+        seconds=RENDER["maxShutdownDelaySeconds"],
+    ),
+    Platform(
+        "Railway",
+        {**RAILPACK, "PORT": "{port}", "RAILWAY_VOLUME_MOUNT_PATH": "/data"},
+        {"RAILWAY_DEPLOYMENT_DRAINING_SECONDS": "30"},
+        start="/bin/bash -c gunicorn",
+        headers=("X-Forwarded-Host: plants.up.railway.app", "Host: healthcheck.railway.app"),
+        address="::1",
+    ),
+    Platform(
+        "Fly.io",
+        {"FLY_APP_NAME": "plants", "PRIMARY_REGION": FLY["primary_region"]},
+        {**FLY["env"], "PORT": "{port}"},
+        port=FLY["http_service"]["internal_port"],
+        start="gunicorn",
+        user="1000:1000",
+        headers=("Fly-Client-IP: 203.0.113.9", "Via: 2 fly.io", "X-Forwarded-SSL: on"),
+        signal=FLY["kill_signal"],
+        seconds=FLY["kill_timeout"],
+    ),
+    Platform(
+        "Cloud Run",
+        {"PYTHONUNBUFFERED": "TRUE", "PYTHONUSERBASE": "/layers/google.python.pip/pip"}
+        | {"PORT": "{port}", "K_SERVICE": "plants", "K_REVISION": "plants-1"}
+        | {"K_CONFIGURATION": "plants"},
+        {"GUNICORN_CMD_ARGS": "--timeout 0 --graceful-timeout 8"},
+        database=CLOUD_SQL,
+        user=CNB,
+        headers=("X-Cloud-Trace-Context: 1/2;o=1", "traceparent: 00-1-2-01"),
+        seconds=10,
+    ),
+    Platform(
+        "Dokku",
+        {**HEROKU, "HOME": "/app", "PORT": "{port}"},
+        port=5000,
+        user="32767:32767",
+        start="bash -c gunicorn",
+        headers=("X-Request-Start: 1790000000.000",),
+        overlaps=True,
+    ),
+    Platform(
+        "DigitalOcean App Platform",
+        {**HEROKU, "HOME": "/workspace", "PORT": "{port}"},
+        note="Run command `gunicorn`. Bind the variable to the database: `${db.DATABASE_URL}`.",
+        database=f"{POSTGRESQL}?sslmode=require",
+        user="1000:1000",
+        seconds=120,
+    ),
+    Platform(
+        "Scalingo",
+        {**HEROKU, "HOME": "/app", "PORT": "{port}", "CONTAINER": "web-1", "STACK": "scalingo-24"}
+        | {"WEB_CONCURRENCY": "2", "WEB_CONCURRENCY_SET_BY": "scalingo/python"},
+        note="The add-on sets `DATABASE_URL`. Add it before the first push.",
+        database=f"{POSTGRESQL}?sslmode=prefer",
+        user="1000:1000",
+        writable="/tmp",
+        shm="ro",
+        headers=("X-Request-ID: 3f2c-1", "X-Forwarded-Port: 443"),
+    ),
+    Platform(
+        "Cloud Foundry",
+        HEROKU
+        | {"PYTHONHASHSEED": "random", "HOME": "/home/vcap/app", "USER": "vcap", "PORT": "{port}"}
+        | {"TMPDIR": "{data}", "VCAP_APPLICATION": "{}"},
+        {"GUNICORN_CMD_ARGS": "--graceful-timeout 8"},
+        "It sends `SIGKILL` after 10 seconds. The Python version comes from a runtime.txt: "
+        "`python-3.13.x`. A bound service sets `DATABASE_URL`.",
+        database=POSTGRES,
+        user="2000:2000",
+        headers=("X-Vcap-Request-Id: 3f2c-1",),
+        seconds=10,
+    ),
+    Platform(
+        "Azure App Service",
+        {"HOST": "0.0.0.0", "PORT": "{port}", "LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}
+        | {"WEBSITE_SITE_NAME": "plants", "NUM_CORES": "1"},
+        {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"},
+        "Startup command `gunicorn`. It sends `SIGKILL` after 5 seconds otherwise, and `/home` is a "
+        "network share. If a start fails, it shows a page of its own, so read its log.",
+        port=8000,
+        database=f"{POSTGRESQL}?sslmode=require",
+        start="sh -c gunicorn",
+    ),
+    Platform(
+        "Azure App Service, with the flags of its own start",
+        {
+            "PORT": "{port}",
+            "GUNICORN_CMD_ARGS": "--timeout 600 --access-logfile '-' --error-logfile '-' "
+            f"--bind=0.0.0.0:{{port}} --chdir='{ROOT}'",
+        },
+        {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"},
+        "The same. Without a startup command, it looks for an application that this is not.",
+        port=8000,
+        database=f"{POSTGRESQL}?sslmode=require",
+        start="sh -c gunicorn",
+    ),
+    Platform(
+        "AWS Elastic Beanstalk",
+        {"PYTHONPATH": "/var/app/venv/staging-LQM1lest/bin"},
+        {"PORT": "{port}"},
+        "Its own database sets other variables, so write `DATABASE_URL` yourself. The disk goes "
+        "with the instance.",
+        port=8000,
+        database=POSTGRESQL,
+        start="/bin/sh -c gunicorn",
+        user="900:900",
+        headers=("X-Real-IP: 203.0.113.9",),
+    ),
+    Platform(
+        "piku",
+        {"APP": "plants", "DATA_ROOT": "{data}", "BIND_ADDRESS": "127.0.0.1"}
+        | {"PROC_TYPE": "web", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "UTF_8:replace"},
+        {"PORT": "{port}", "GUNICORN_CMD_ARGS": "--bind=127.0.0.1:{port}"},
+        "`DATABASE_URL='sqlite:///$DATA_ROOT/plants.db'`, with the quotes. Without `--bind`, "
+        "clients could go around its nginx and send tokens unencrypted. It sends `SIGKILL` after "
+        "some 3 seconds. Do not use `ps:scale`: it starts a second service on the same port.",
+        port=8000,
+        start="sh -c gunicorn",
+        user="1000:1000",
+        headers=("Connection: upgrade", "X-Remote-Address: 203.0.113.9"),
+        signals_all=True,
+        repeats=True,
+        seconds=3,
+    ),
+    Platform(
+        "CapRover",
+        IMAGE,
+        {"GUNICORN_CMD_ARGS": "--graceful-timeout 8"},
+        "Add a `captain-definition` with `dockerfilePath` `./deploy/Dockerfile`. Set the container "
+        "HTTP port to 8000, and a persistent directory `/data`. Docker waits 10 seconds.",
+        port=8000,
+        start="gunicorn",
+        user="1000:1000",
+        version="1.0",
+        headers=("Connection: close", "X-Real-IP: 203.0.113.9"),
+        seconds=10,
+    ),
+    Platform(
+        "Coolify",
+        {**RAILPACK, "PIP_NO_CACHE_DIR": "1", "HOST": "0.0.0.0", "PORT": "{port}"},
+        note="Set `Ports Exposes`, and a volume at `/data`. Let the health check ask `/livez`.",
+        port=3000,
+        start="/bin/bash -l -c gunicorn",
+        overlaps=True,
+    ),
+    Platform(
+        "Koyeb",
+        {"PORT": "{port}", "KOYEB_REPLICA_INDEX": "0", "KOYEB_INSTANCE_MEMORY_MB": "512"},
+        note="Run command `gunicorn`. Let an HTTP health check ask `/livez`.",
+        port=8000,
+        database=POSTGRESQL,
+        user=CNB,
+    ),
+    Platform(
+        "OpenShift, Kubernetes",
+        IMAGE,
+        note="[The image](#openshift-and-kubernetes).",
+        port=8000,
+        start="gunicorn",
+        user="1000650000:0",
+        writable=" ",
+    ),
+    Platform(
+        "GitHub Codespaces",
+        {"CODESPACES": "true", "CODESPACE_NAME": "plants", "GITHUB_TOKEN": "ghu_secret"},
+        note="Run README's two commands in its terminal. Only you can reach the port.",
+        port=8000,
+        start="gunicorn --bind 127.0.0.1:{port}",
+        user="1000:1000",
+    ),
+]
+
+
+class Service(contextlib.AbstractContextManager["Service"]):
+    """The service on a platform, and requests to it as the router of the platform sends them."""
+
+    def __init__(self, platform: Platform, folder: Path, places: dict[str, str]) -> None:
+        """Start it with exactly the variables of the platform. `places` has those of its database.
+
+        `folder` is for the output.
+        """
+        self.platform, port = platform, free_port()
+        self.address = platform.address, port
+        places = places | {"port": str(port)}
+        own = platform.presets | platform.settings
+        own |= {"PLANTS_TOKENS": platform.token, "DATABASE_URL": platform.database}
+        own = {name: fill(value, places) for name, value in own.items()}
+        own["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        command = fill(platform.start, places).split()
+        if platform.user:
+            uid, gid = platform.user.split(":")
+            ids = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+            command = ["setpriv", *ids, *command]
+        if platform.writable:
+            places["writable"] = f"{platform.writable} {places['data']}"
+            script = fill(READ_ONLY, places | {"shm": platform.shm})
+            command = ["unshare", "--mount", "sh", "-euc", script, "sh", *command]
+        environment = dict.fromkeys(os.environ) | own
+        self.server = Server(folder, command=command, **environment)
+        self.url = own["DATABASE_URL"]
+
+    def __exit__(self, *error: Any) -> None:
+        self.server.__exit__(*error)
+
+    def connect(self, seconds: float = PATIENCE) -> socket.socket:
+        """Return a new connection from the router."""
+        return socket.create_connection(self.address, seconds)
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Return the bytes of a request as the router sends them."""
+        headers = {"Host": "plants.example.org", "X-Forwarded-For": "203.0.113.9"}
+        headers |= {"X-Forwarded-Proto": "https", "Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self.platform.token}"}
+        headers |= {"Content-Length": str(len(body))}
+        headers |= dict(header.split(": ", 1) for header in self.platform.headers)
+        lines = [f"{method} {path} HTTP/{self.platform.version}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+    def is_live(self) -> bool:
+        """Ask /livez as the platform's health check does, which waits a second."""
+        assert self.server.process.poll() is None, self.server.err
+        try:
+            with self.connect(seconds=1) as connection:
+                connection.sendall(self.request("GET", "/livez"))
+                return statuses(receive_response(connection)) == [200]
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """Stop the service as the platform does, and assert that no SIGKILL was needed."""
+        platform, process = self.platform, self.server.process
+        deadline, number = time.monotonic() + platform.seconds, getattr(signal, platform.signal)
+        while process.poll() is None and (rest := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if platform.signals_all else os.kill)(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(rest, 1) if platform.repeats else rest)
+        assert process.poll() == 0, self.server.err
+
+
+def fill(text: str, places: dict[str, str]) -> str:
+    """Replace the names in braces by what they stand for."""
+    return re.sub(r"\{(\w+)\}", lambda name: places[name[1]], text)
+
+
+class Router(contextlib.AbstractContextManager["Router"]):
+    """Eight clients that post plants through the router of a platform.
+
+    Each uses one connection for as long as the service keeps that open, and then makes a new one.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.stored: dict[int, str] = {}  # Names by id of the plants that got a 200.
+        self._service, self._lock, self._is_open = service, threading.Lock(), True
+        self._pool = ThreadPoolExecutor(8)
+
+    def __enter__(self) -> "Router":
+        self._clients = [self._pool.submit(self._run) for _ in range(8)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Fail if a request was not answered with a 200."""
+        self.close()
+        for client in self._clients:
+            client.result(PATIENCE)
+
+    def close(self) -> None:
+        """Make no more connections. Those that are open may go on."""
+        with self._lock:
+            self._is_open = False
+
+    def _connect(self) -> socket.socket | None:
+        with self._lock:
+            return self._service.connect() if self._is_open else None
+
+    def _run(self) -> None:
+        while connection := self._connect():
+            response = b""
+            with connection:
+                while CLOSE not in response:
+                    plant = new_plant()
+                    body = json.dumps(plant).encode()
+                    connection.sendall(self._service.request("POST", "/plants", body))
+                    response = receive_response(connection)
+                    assert statuses(response) == [STORED], response
+                    self.stored[plant["id"]] = plant["name"]
+
+
+@pytest.fixture
+def places(postgresql: PostgreSQL, postgresql_url: str) -> Iterator[dict[str, str]]:
+    """The places of a new database, as a platform gives it: on a disk, and on a server."""
+    postgresql.folder.chmod(0o755)  # The service is another user.
+    folder = str(postgresql.folder)
+    name = re.match("postgresql:///([^?]+)", postgresql_url)[1]
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="plants-") as data:
+        yield {"data": data, "host": folder.replace("/", "%2F"), "folder": folder, "name": name}
+
+
+@pytest.fixture
+def run(tmp_path: Path, places: dict[str, str]) -> Iterator[Any]:
+    """A function that runs the service on a platform, and waits until it is live."""
+    with contextlib.ExitStack() as services:
+
+        def run(platform: Platform) -> Service:
+            uid, gid = map(int, (platform.user or "0:0").split(":"))
+            # OpenShift's user gets at the disk by the group.
+            os.chown(places["data"], 1000 if gid == 0 < uid else uid, gid)
+            os.chmod(places["data"], 0o770)
+            service = services.enter_context(Service(platform, tmp_path, places))
+            wait_until(service.is_live)
+            return service
+
+        yield run
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.names)
+def test_the_service_starts_serves_and_stops_as_the_platform_does_it(platform, run, places):
+    """At the stop, clients send plants all the time. Each request that arrived gets a 200.
+
+    While a database on a disk is locked, /livez responds, too, and requests are waiting when the
+    platform sends its signal.
+    """
+    service = run(platform)
+    with Router(service) as router:
+        wait_until(lambda: len(router.stored) > 20)
+        newer = run(platform) if platform.overlaps else None
+        on_disk = platform.database == SQLITE
+        database = Path(places["data"], "plants.db")
+        with lock_held(database) if on_disk else contextlib.nullcontext():
+            router.close()
+            # The service accepts connections in order. When it has accepted this one, it has
+            # accepted all of the router's.
+            wait_until(service.is_live)
+            stop = ThreadPoolExecutor(1).submit(service.stop)
+            if on_disk:
+                wait_until(lambda: "Handling signal" in service.server.err)
+        stop.result(PATIENCE + platform.seconds)
+    assert read_names(service.url) == router.stored
+    if newer:
+        with Router(newer) as router:
+            wait_until(lambda: len(router.stored) > 20)
+            router.close()
+            newer.stop()
