@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -227,11 +228,11 @@ PLATFORMS = [
         {"HOST": "0.0.0.0", "PORT": "{port}", "LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}
         | {"WEBSITE_SITE_NAME": "plants", "NUM_CORES": "1"},
         {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"},
-        "Startup command `gunicorn`. It sends `SIGKILL` after 5 seconds otherwise, and `/home` is a "
+        "Startup command `exec gunicorn`: without `exec`, a shell keeps the signal. It sends `SIGKILL` after 5 seconds otherwise, and `/home` is a "
         "network share. If a start fails, it shows a page of its own, so read its log.",
         port=8000,
         database=f"{POSTGRESQL}?sslmode=require",
-        start="sh -c gunicorn",
+        start="sh -c 'exec gunicorn'",
     ),
     Platform(
         "Azure App Service, with the flags of its own start",
@@ -244,7 +245,7 @@ PLATFORMS = [
         "The same. Without a startup command, it looks for an application that this is not.",
         port=8000,
         database=f"{POSTGRESQL}?sslmode=require",
-        start="sh -c gunicorn",
+        start="sh -c 'exec gunicorn'",
     ),
     Platform(
         "AWS Elastic Beanstalk",
@@ -257,6 +258,7 @@ PLATFORMS = [
         start="/bin/sh -c gunicorn",
         user="900:900",
         headers=("X-Real-IP: 203.0.113.9",),
+        signals_all=True,
     ),
     Platform(
         "piku",
@@ -276,7 +278,7 @@ PLATFORMS = [
     ),
     Platform(
         "CapRover",
-        IMAGE,
+        {"PORT": "{port}"},
         {"GUNICORN_CMD_ARGS": "--graceful-timeout 8"},
         "Add a `captain-definition` with `dockerfilePath` `./deploy/Dockerfile`. Set the container "
         "HTTP port to 8000, and a persistent directory `/data`. Docker waits 10 seconds.",
@@ -292,7 +294,7 @@ PLATFORMS = [
         {**RAILPACK, "PIP_NO_CACHE_DIR": "1", "HOST": "0.0.0.0", "PORT": "{port}"},
         note="Set `Ports Exposes`, and a volume at `/data`. Let the health check ask `/livez`.",
         port=3000,
-        start="/bin/bash -l -c gunicorn",
+        start="/bin/bash -c gunicorn",
         overlaps=True,
     ),
     Platform(
@@ -305,7 +307,7 @@ PLATFORMS = [
     ),
     Platform(
         "OpenShift, Kubernetes",
-        IMAGE,
+        {"PORT": "{port}"},
         note="[The image](#openshift-and-kubernetes).",
         port=8000,
         start="gunicorn",
@@ -338,7 +340,7 @@ class Service(contextlib.AbstractContextManager["Service"]):
         own |= {"PLANTS_TOKENS": platform.token, "DATABASE_URL": platform.database}
         own = {name: fill(value, places) for name, value in own.items()}
         own["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        command = fill(platform.start, places).split()
+        command = shlex.split(fill(platform.start, places))
         if platform.user:
             uid, gid = platform.user.split(":")
             ids = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
@@ -380,15 +382,20 @@ class Service(contextlib.AbstractContextManager["Service"]):
             return False
 
     def stop(self) -> None:
-        """Stop the service as the platform does, and assert that no SIGKILL was needed."""
+        """Stop the service as the platform does. Fail if the platform would have to kill it."""
         platform, process = self.platform, self.server.process
-        deadline, number = time.monotonic() + platform.seconds, getattr(signal, platform.signal)
-        while process.poll() is None and (rest := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(ProcessLookupError):
-                (os.killpg if platform.signals_all else os.kill)(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(min(rest, 1) if platform.repeats else rest)
-        assert process.poll() == 0, self.server.err
+        began, number, sent = time.monotonic(), getattr(signal, platform.signal), 0
+        # gunicorn's master writes this when all workers have ended.
+        while "Shutting down: Master" not in self.server.err:
+            seconds = time.monotonic() - began
+            assert seconds < platform.seconds, self.server.err
+            if seconds >= sent if platform.repeats else not sent:
+                if platform.signals_all:
+                    os.killpg(process.pid, number)
+                else:
+                    process.send_signal(number)
+                sent += 1
+            time.sleep(0.01)
 
 
 def fill(text: str, places: dict[str, str]) -> str:
