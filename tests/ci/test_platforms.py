@@ -1,8 +1,8 @@
 """The service starts, serves and stops as hosting platforms run it.
 
-No platform is asked: each row of PLATFORMS stands for one environment, with the variables, the user,
-the read-only folders, the router and the signals that the platforms in it are known for. What has
-to be set there stands in docs/deploy.md, too, and a test compares the two.
+No platform is asked. Each row of PLATFORMS stands for one environment: its variables, its user, its
+read-only folders, its router and its signals, as the platform's documentation or its public code
+has them. docs/deploy.md says what has to be set there, and a test compares the two.
 """
 
 import base64
@@ -48,11 +48,12 @@ from tests.support.wire import CLOSE, new_plant, receive_response, statuses
 
 FLY = tomllib.loads((ROOT / "deploy/fly.toml").read_text())
 (RENDER,) = yaml.safe_load((ROOT / "deploy/render.yaml").read_text())["services"]
-RENDER_DISK = RENDER["disk"]["mountPath"]
+RENDER_SETS = {each["key"]: each for each in RENDER["envVars"]}
+RENDER_URL = RENDER_SETS["DATABASE_URL"]["value"].replace(RENDER["disk"]["mountPath"], "{data}")
 IMAGE = dict(re.findall(r"(?m)^ENV (\w+)=(\S+)$", (ROOT / "deploy/Dockerfile").read_text()))
 PAGE = PAGES[ROOT / "docs/deploy.md"]
 
-# DATABASE_URL, as platforms write it. Their servers are TCP hosts; here it is the folder of a socket.
+# DATABASE_URL, as platforms write it. Here, the host is the folder of a socket.
 SQLITE = "sqlite:///{data}/plants.db"
 POSTGRES = "postgres://postgres:secret@{host}:5432/{name}"
 POSTGRESQL = POSTGRES.replace("postgres:", "postgresql:", 1)
@@ -147,6 +148,7 @@ PLATFORMS = [
             "PORT": "{port}",
         },
         port=10000,
+        database=RENDER_URL,
         token=BASE64,
         user="1000:1000",
         start=f"bash -c {RENDER['startCommand']}",
@@ -163,8 +165,9 @@ PLATFORMS = [
     Platform(
         "Fly.io",
         {"FLY_APP_NAME": "plants", "PRIMARY_REGION": FLY["primary_region"]},
-        {**FLY["env"], "PORT": "{port}"},
+        {"PORT": FLY["env"]["PORT"].replace(str(FLY["http_service"]["internal_port"]), "{port}")},
         port=FLY["http_service"]["internal_port"],
+        database=FLY["env"]["DATABASE_URL"].replace(FLY["mounts"]["destination"], "{data}"),
         start="gunicorn",
         user="1000:1000",
         headers=("Fly-Client-IP: 203.0.113.9", "Via: 2 fly.io", "X-Forwarded-SSL: on"),
@@ -194,7 +197,7 @@ PLATFORMS = [
     Platform(
         "DigitalOcean App Platform",
         {**HEROKU, "HOME": "/workspace", "PORT": "{port}"},
-        note="Run command `gunicorn`. Bind the variable to the database: `${db.DATABASE_URL}`.",
+        note="Run command `gunicorn`. Set `DATABASE_URL` to `${db.DATABASE_URL}`.",
         database=f"{POSTGRESQL}?sslmode=require",
         user="1000:1000",
         seconds=120,
@@ -216,8 +219,8 @@ PLATFORMS = [
         | {"PYTHONHASHSEED": "random", "HOME": "/home/vcap/app", "USER": "vcap", "PORT": "{port}"}
         | {"TMPDIR": "{data}", "VCAP_APPLICATION": "{}"},
         {"GUNICORN_CMD_ARGS": "--graceful-timeout 8"},
-        "It sends `SIGKILL` after 10 seconds. The Python version comes from a runtime.txt: "
-        "`python-3.13.x`. A bound service sets `DATABASE_URL`.",
+        "Write `python-3.13.x` into a file `runtime.txt`. A bound service sets `DATABASE_URL`. "
+        "`SIGKILL` comes after 10 seconds.",
         database=POSTGRES,
         user="2000:2000",
         headers=("X-Vcap-Request-Id: 3f2c-1",),
@@ -228,8 +231,9 @@ PLATFORMS = [
         {"HOST": "0.0.0.0", "PORT": "{port}", "LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}
         | {"WEBSITE_SITE_NAME": "plants", "NUM_CORES": "1"},
         {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"},
-        "Startup command `exec gunicorn`: without `exec`, a shell keeps the signal. It sends `SIGKILL` after 5 seconds otherwise, and `/home` is a "
-        "network share. If a start fails, it shows a page of its own, so read its log.",
+        "Startup command `exec gunicorn`: without `exec`, a shell would keep the signal to stop. "
+        "Without the variable, `SIGKILL` comes after 5 seconds. If a start fails, a page of Azure's "
+        "may appear instead, so read the log.",
         port=8000,
         database=f"{POSTGRESQL}?sslmode=require",
         start="sh -c 'exec gunicorn'",
@@ -241,18 +245,17 @@ PLATFORMS = [
             "GUNICORN_CMD_ARGS": "--timeout 600 --access-logfile '-' --error-logfile '-' "
             f"--bind=0.0.0.0:{{port}} --chdir='{ROOT}'",
         },
-        {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"},
-        "The same. Without a startup command, it looks for an application that this is not.",
         port=8000,
         database=f"{POSTGRESQL}?sslmode=require",
         start="sh -c 'exec gunicorn'",
+        seconds=5,
     ),
     Platform(
         "AWS Elastic Beanstalk",
         {"PYTHONPATH": "/var/app/venv/staging-LQM1lest/bin"},
         {"PORT": "{port}"},
-        "Its own database sets other variables, so write `DATABASE_URL` yourself. The disk goes "
-        "with the instance.",
+        "Its databases set other variables, so write `DATABASE_URL` yourself. The disk is thrown "
+        "away with the instance.",
         port=8000,
         database=POSTGRESQL,
         start="/bin/sh -c gunicorn",
@@ -265,9 +268,9 @@ PLATFORMS = [
         {"APP": "plants", "DATA_ROOT": "{data}", "BIND_ADDRESS": "127.0.0.1"}
         | {"PROC_TYPE": "web", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "UTF_8:replace"},
         {"PORT": "{port}", "GUNICORN_CMD_ARGS": "--bind=127.0.0.1:{port}"},
-        "`DATABASE_URL='sqlite:///$DATA_ROOT/plants.db'`, with the quotes. Without `--bind`, "
-        "clients could go around its nginx and send tokens unencrypted. It sends `SIGKILL` after "
-        "some 3 seconds. Do not use `ps:scale`: it starts a second service on the same port.",
+        "Set `DATABASE_URL='sqlite:///$DATA_ROOT/plants.db'`, with the quotes. Without `--bind`, "
+        "clients could go around its nginx and send tokens unencrypted. `SIGKILL` comes after 3 "
+        "seconds. Do not use `ps:scale`: it starts a second service on the same port.",
         port=8000,
         start="sh -c gunicorn",
         user="1000:1000",
@@ -281,7 +284,8 @@ PLATFORMS = [
         {"PORT": "{port}"},
         {"GUNICORN_CMD_ARGS": "--graceful-timeout 8"},
         "Add a `captain-definition` with `dockerfilePath` `./deploy/Dockerfile`. Set the container "
-        "HTTP port to 8000, and a persistent directory `/data`. Docker waits 10 seconds.",
+        "HTTP port to 8000, and make `/data` a persistent directory. `SIGKILL` comes after 10 "
+        "seconds.",
         port=8000,
         start="gunicorn",
         user="1000:1000",
@@ -292,7 +296,7 @@ PLATFORMS = [
     Platform(
         "Coolify",
         {**RAILPACK, "PIP_NO_CACHE_DIR": "1", "HOST": "0.0.0.0", "PORT": "{port}"},
-        note="Set `Ports Exposes`, and a volume at `/data`. Let the health check ask `/livez`.",
+        note="Add a volume at `/data`, and have the health check ask `/livez`.",
         port=3000,
         start="/bin/bash -c gunicorn",
         overlaps=True,
@@ -300,7 +304,7 @@ PLATFORMS = [
     Platform(
         "Koyeb",
         {"PORT": "{port}", "KOYEB_REPLICA_INDEX": "0", "KOYEB_INSTANCE_MEMORY_MB": "512"},
-        note="Run command `gunicorn`. Let an HTTP health check ask `/livez`.",
+        note="Run command `gunicorn`. Have an HTTP health check ask `/livez`.",
         port=8000,
         database=POSTGRESQL,
         user=CNB,
@@ -308,7 +312,6 @@ PLATFORMS = [
     Platform(
         "OpenShift, Kubernetes",
         {"PORT": "{port}"},
-        note="[The image](#openshift-and-kubernetes).",
         port=8000,
         start="gunicorn",
         user="1000650000:0",
@@ -317,7 +320,7 @@ PLATFORMS = [
     Platform(
         "GitHub Codespaces",
         {"CODESPACES": "true", "CODESPACE_NAME": "plants", "GITHUB_TOKEN": "ghu_secret"},
-        note="Run README's two commands in its terminal. Only you can reach the port.",
+        note="Type README's two commands in its terminal. Only you can reach the port.",
         port=8000,
         start="gunicorn --bind 127.0.0.1:{port}",
         user="1000:1000",
@@ -328,10 +331,12 @@ PLATFORMS = [
 class Service(contextlib.AbstractContextManager["Service"]):
     """The service on a platform, and requests to it as the router of the platform sends them."""
 
-    def __init__(self, platform: Platform, folder: Path, places: dict[str, str]) -> None:
-        """Start it with exactly the variables of the platform. `places` has those of its database.
+    def __init__(
+        self, platform: Platform, folder: Path, places: dict[str, str], **others: None
+    ) -> None:
+        """Start it with exactly the variables of the platform, except for `others`.
 
-        `folder` is for the output.
+        `places` has those of its database, `folder` is for the output.
         """
         self.platform, port = platform, free_port()
         self.address = platform.address, port
@@ -349,7 +354,7 @@ class Service(contextlib.AbstractContextManager["Service"]):
             places["writable"] = f"{platform.writable} {places['data']}"
             script = fill(READ_ONLY, places | {"shm": platform.shm})
             command = ["unshare", "--mount", "sh", "-euc", script, "sh", *command]
-        environment = dict.fromkeys(os.environ) | own
+        environment = dict.fromkeys(os.environ) | own | others
         self.server = Server(folder, command=command, **environment)
         self.url = own["DATABASE_URL"]
 
@@ -496,8 +501,94 @@ def test_the_service_starts_serves_and_stops_as_the_platform_does_it(platform, r
                 wait_until(lambda: "Handling signal" in service.server.err)
         stop.result(PATIENCE + platform.seconds)
     assert read_names(service.url) == router.stored
+    line = json.loads(service.server.out.splitlines()[-1])
+    assert (line["client"], line["forwarded"]) == (platform.address, "203.0.113.9")
     if newer:
         with Router(newer) as router:
             wait_until(lambda: len(router.stored) > 20)
             router.close()
             newer.stop()
+
+
+def test_a_platform_may_freeze_the_service_between_requests(run):
+    """Cloud Run does. With gunicorn's 30 seconds, the workers would be killed when they go on."""
+    (platform,) = (each for each in PLATFORMS if each.names == "Cloud Run")
+    service = run(platform)
+
+    def post(connection: socket.socket) -> list[int]:
+        body = json.dumps(new_plant()).encode()
+        connection.sendall(service.request("POST", "/plants", body))
+        return statuses(receive_response(connection))
+
+    with contextlib.ExitStack() as connections:
+        kept = [connections.enter_context(service.connect()) for _ in range(8)]
+        assert [post(connection) for connection in kept] == [[STORED]] * 8
+        os.killpg(service.server.process.pid, signal.SIGSTOP)
+        time.sleep(33)
+        os.killpg(service.server.process.pid, signal.SIGCONT)
+        assert [post(connection) for connection in kept] == [[STORED]] * 8
+    assert service.server.err.count("Booting worker") == 2
+
+
+@pytest.mark.parametrize("names", ["Cloud Run", "Heroku", "OpenShift, Kubernetes"])
+def test_without_a_database_the_start_ends_in_one_line(names, tmp_path, places):
+    """Nobody is told that a plant is saved which goes with the container."""
+    (platform,) = (each for each in PLATFORMS if each.names == names)
+    with Service(platform, tmp_path, places, DATABASE_URL=None) as service:
+        fails_with(service.server, "PORT is set, so set DATABASE_URL too: ")
+
+
+def test_the_files_for_platforms_say_what_the_platforms_of_this_file_do():
+    """The others of their values are in PLATFORMS, so services have been started with them."""
+    assert IMAGE == {"PORT": "8000"}
+    (check,) = FLY["http_service"]["checks"]
+    assert check["path"] == RENDER["healthCheckPath"] == "/livez"
+    assert RENDER_SETS["PLANTS_TOKENS"] == {"key": "PLANTS_TOKENS", "generateValue": True}
+    manifest = json.loads((ROOT / "app.json").read_text())
+    assert manifest["env"]["PLANTS_TOKENS"]["generator"] == "secret"
+    assert len(manifest["name"]) <= 30 and len(manifest["description"]) <= 140
+    (addon,) = manifest["addons"]
+    assert f"heroku addons:create {addon} " in PAGE
+    container = re.sub("(?m)^ *//.*$", "", (ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert json.loads(container)["forwardPorts"] == [8000]
+    version = (ROOT / ".python-version").read_text().strip()
+    assert json.loads(container)["image"].endswith(f"/python:{version}")
+
+
+def test_a_checkout_on_windows_has_the_same_line_endings(tmp_path):
+    """Its Git sets core.autocrlf. With CRLF, no script starts, and no patch applies."""
+    shutil.copytree(ROOT, tmp_path / "origin", ignore=IGNORED)
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for arguments in (
+        ["-C", tmp_path / "origin", "init", "--quiet"],
+        ["-C", tmp_path / "origin", "add", "--all"],
+        ["-C", tmp_path / "origin", "commit", "--quiet", "--message=test"],
+        ["clone", "--quiet", "-c", "core.autocrlf=true", tmp_path / "origin", tmp_path / "clone"],
+    ):
+        subprocess.run([*git, *arguments], check=True)
+    for name in (".ci/run", "Procfile", ".python-version", "docs/exercises/field.patch"):
+        assert (tmp_path / "clone" / name).read_bytes() == (ROOT / name).read_bytes()
+
+
+def settings(platform: Platform) -> list[str]:
+    """Return what an operator sets on a platform, as docs/deploy.md writes it."""
+    places = {"port": str(platform.port)}
+    return [f"{name}={fill(value, places)}" for name, value in platform.settings.items()]
+
+
+def test_the_page_says_what_was_set_here():
+    """A platform has a section, where its commands set this and nothing else, or a row."""
+    sections = {text.partition("\n")[0]: text for text in re.split("(?m)^## ", PAGE)}
+    rows = []
+    for platform in PLATFORMS:
+        if text := sections.get(re.sub(r" Fir|\.io", "", platform.names)):
+            text += (ROOT / "deploy/fly.toml").read_text() if platform.names == "Fly.io" else ""
+            text = re.sub(r"(?m)^( *\w+) = ", r"\1=", text).replace('"', "")
+            assert [each for each in settings(platform) if each not in text] == []
+            others = set(re.findall(r"\b(PORT|GUNICORN_\w+|WEB_\w+|RAILWAY_\w+)=", text))
+            assert others <= platform.settings.keys()
+        elif platform.note:
+            database = "either" if platform.database == SQLITE else "PostgreSQL"
+            sets = ", ".join(f"`{each}`" for each in settings(platform)) or "nothing"
+            rows.append([platform.names, database, sets, platform.note])
+    assert table("other platform") == rows
