@@ -232,8 +232,8 @@ PLATFORMS = [
         | {"WEBSITE_SITE_NAME": "plants", "NUM_CORES": "1"},
         {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"},
         "Startup command `exec gunicorn`: without `exec`, a shell would keep the signal to stop. "
-        "Without the variable, `SIGKILL` comes after 5 seconds. If a start fails, a page of Azure's "
-        "may appear instead, so read the log.",
+        "Without the variable, `SIGKILL` comes after 5 seconds. If a start fails, Azure may show a "
+        "page of its own, so read the log.",
         port=8000,
         database=f"{POSTGRESQL}?sslmode=require",
         start="sh -c 'exec gunicorn'",
