@@ -104,7 +104,7 @@ class Platform:
     token: str = HEXADECIMAL
     start: str = "bash -c gunicorn"
     user: str = ""  # uid:gid, or root
-    writable: str = ""  # The only folders that are, apart from that of the database.
+    writable: str | None = None  # The only folders that are, apart from that of the database.
     shm: str = "rw"
     address: str = "127.0.0.1"  # Where the router connects to.
     version: str = "1.1"  # Of HTTP, as the router speaks it.
@@ -315,7 +315,7 @@ PLATFORMS = [
         port=8000,
         start="gunicorn",
         user="1000650000:0",
-        writable=" ",
+        writable="",
     ),
     Platform(
         "GitHub Codespaces",
@@ -350,7 +350,7 @@ class Service(contextlib.AbstractContextManager["Service"]):
             uid, gid = platform.user.split(":")
             ids = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
             command = ["setpriv", *ids, *command]
-        if platform.writable:
+        if platform.writable is not None:
             places["writable"] = f"{platform.writable} {places['data']}"
             script = fill(READ_ONLY, places | {"shm": platform.shm})
             command = ["unshare", "--mount", "sh", "-euc", script, "sh", *command]
@@ -394,7 +394,7 @@ class Service(contextlib.AbstractContextManager["Service"]):
         while "Shutting down: Master" not in self.server.err:
             seconds = time.monotonic() - began
             assert seconds < platform.seconds, self.server.err
-            if seconds >= sent if platform.repeats else not sent:
+            if not sent or (platform.repeats and seconds >= sent):
                 if platform.signals_all:
                     os.killpg(process.pid, number)
                 else:
@@ -468,7 +468,7 @@ def run(tmp_path: Path, places: dict[str, str]) -> Iterator[Any]:
 
         def run(platform: Platform) -> Service:
             uid, gid = map(int, (platform.user or "0:0").split(":"))
-            # OpenShift's user gets at the disk by the group.
+            # OpenShift's user reaches the disk through its group.
             os.chown(places["data"], 1000 if gid == 0 < uid else uid, gid)
             os.chmod(places["data"], 0o770)
             service = services.enter_context(Service(platform, tmp_path, places))
