@@ -449,21 +449,32 @@ class Router(contextlib.AbstractContextManager["Router"]):
         with self._lock:
             self._is_open = False
 
-    def _connect(self) -> socket.socket | None:
-        with self._lock:
-            return self._service.connect() if self._is_open else None
-
     def _run(self) -> None:
-        while connection := self._connect():
-            response = b""
+        while begun := self._begin():
+            connection, plant = begun
             with connection:
-                while CLOSE not in response:
-                    plant = new_plant()
-                    body = json.dumps(plant).encode()
-                    connection.sendall(self._service.request("POST", "/plants", body))
-                    response = receive_response(connection)
-                    assert statuses(response) == [STORED], response
-                    self.stored[plant["id"]] = plant["name"]
+                while CLOSE not in (response := receive_response(connection)):
+                    self._note(plant, response)
+                    plant = self._send(connection)
+                self._note(plant, response)
+
+    def _begin(self) -> tuple[socket.socket, dict[str, Any]] | None:
+        """Send a plant on a new connection. Return both, or None if the router is closed."""
+        with self._lock:
+            if not self._is_open:
+                return None
+            connection = self._service.connect()
+            return connection, self._send(connection)
+
+    def _send(self, connection: socket.socket) -> dict[str, Any]:
+        plant = new_plant()
+        body = json.dumps(plant).encode()
+        connection.sendall(self._service.request("POST", "/plants", body))
+        return plant
+
+    def _note(self, plant: dict[str, Any], response: bytes) -> None:
+        assert statuses(response) == [STORED], response
+        self.stored[plant["id"]] = plant["name"]
 
 
 def run_nginx(settings: str, port: int, service: int, folder: Path) -> subprocess.Popen[bytes]:
