@@ -323,6 +323,32 @@ PLATFORMS = [
         user=CNB,
     ),
     Platform(
+        "Google App Engine, standard",
+        {"PORT": "{port}", "GAE_ENV": "standard", "GAE_RUNTIME": "python313"},
+        note="Write `runtime: python313` and `entrypoint: gunicorn` into app.yaml.",
+        database=CLOUD_SQL,
+        writable="/tmp",
+        shm="ro",
+    ),
+    Platform(
+        "Clever Cloud",
+        {"PORT": "8080", "INSTANCE_NUMBER": "0", "CC_REVERSE_PROXY_IPS": "203.0.113.1"},
+        {"CC_PYTHON_VERSION": "3.13", "CC_RUN_COMMAND": "env PORT={port} gunicorn"},
+        "Its own nginx has port 8080. The add-on sets other variables, so write `DATABASE_URL` "
+        "yourself.",
+        port=9000,
+        database=POSTGRESQL,
+        start="bash -c 'env PORT={port} gunicorn'",
+        user="1000:1000",
+    ),
+    Platform(
+        "Zeabur",
+        {},
+        {"PORT": "{port}", "ZBPACK_START_COMMAND": "exec gunicorn"},
+        "It does not read the Procfile. Add a volume at `/data`, or write `DATABASE_URL` yourself.",
+        start="bash -c 'true; exec gunicorn'",
+    ),
+    Platform(
         "OpenShift, Kubernetes",
         {"PORT": "{port}"},
         port=8000,
