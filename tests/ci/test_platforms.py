@@ -64,7 +64,7 @@ CLOUD_SQL = "postgresql://postgres:secret@/{name}?host={folder}"
 HEXADECIMAL = secrets.token_hex(32)
 BASE64 = base64.b64encode(bytes.fromhex("fbff") * 16).decode()  # It has a plus, a slash and a =.
 
-CNB = "1000:1000"
+CNB = "1000:1000"  # The user of Cloud Native Buildpacks.
 # What the profile script of Heroku's buildpack exports, and those of buildpacks made from it.
 # Python's own packages are not in a virtual environment there, and PYTHONHOME names their place.
 HEROKU = {
@@ -85,12 +85,14 @@ RAILPACK = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_DEFAULT_TIMEOUT": "100",
 }
+# By default, Railway does not wait at all between the signal and SIGKILL, and Azure 5 seconds.
+RAILWAY = {"RAILWAY_DEPLOYMENT_DRAINING_SECONDS": "30"}
+AZURE = {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"}
 READ_ONLY = """
     for place in {writable}; do mount --bind "$place" "$place"; done
     mount --bind /dev/shm /dev/shm && mount -o remount,bind,{shm} /dev/shm
     mount -o remount,bind,ro / && exec "$@"
 """
-
 NGINX_FORWARDS = """
     proxy_set_header Host $host;
     proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
@@ -171,8 +173,9 @@ PLATFORMS = [
     Platform(
         "Railway",
         {**RAILPACK, "PORT": "{port}", "RAILWAY_VOLUME_MOUNT_PATH": "/data"},
-        {"RAILWAY_DEPLOYMENT_DRAINING_SECONDS": "30"},
+        RAILWAY,
         start="/bin/bash -c gunicorn",
+        seconds=int(RAILWAY["RAILWAY_DEPLOYMENT_DRAINING_SECONDS"]),
         headers=("X-Forwarded-Host: plants.up.railway.app", "Host: healthcheck.railway.app"),
         address="::1",
     ),
@@ -244,13 +247,14 @@ PLATFORMS = [
         "Azure App Service",
         {"HOST": "0.0.0.0", "PORT": "{port}", "LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}
         | {"WEBSITE_SITE_NAME": "plants", "NUM_CORES": "1"},
-        {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"},
+        AZURE,
         "Startup command `exec gunicorn`: without `exec`, a shell would keep the signal to stop. "
         "Without the variable, `SIGKILL` comes after 5 seconds. If a start fails, Azure may show a "
         "page of its own, so read the log.",
         port=8000,
         database=f"{POSTGRESQL}?sslmode=require",
         start="sh -c 'exec gunicorn'",
+        seconds=int(AZURE["WEBSITES_CONTAINER_STOP_TIME_LIMIT"]),
     ),
     Platform(
         "Azure App Service, with the flags of its own start",
@@ -605,6 +609,18 @@ def test_without_a_database_the_start_ends_in_one_line(names, tmp_path, places):
     (platform,) = (each for each in PLATFORMS if each.names == names)
     with Service(platform, tmp_path, places, DATABASE_URL=None) as service:
         fails_with(service.server, "PORT is set, so set DATABASE_URL too: ")
+
+
+def test_gunicorn_gives_up_before_the_platform_kills_it():
+    """Where a platform gives less than 10 seconds, no setting would help."""
+    (standard,) = re.findall(
+        r"(?m)^graceful_timeout = (\d+)$", (ROOT / "gunicorn.conf.py").read_text()
+    )
+    for platform in PLATFORMS:
+        arguments = platform.settings.get("GUNICORN_CMD_ARGS", "")
+        found = re.search(r"--graceful-timeout (\d+)", arguments)
+        seconds = int(found[1] if found else standard)
+        assert seconds < platform.seconds or platform.seconds < 10, platform.names
 
 
 def test_the_files_for_platforms_say_what_the_platforms_of_this_file_do():
