@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import quote
@@ -284,12 +283,6 @@ def test_a_line_of_the_log_is_as_the_page_shows_it(host):
     assert list(logged) == list(shown)
     for member in ("client", "request", "status", "forwarded", "reason"):
         assert logged[member] == shown[member]
-
-
-def test_fly_asks_whether_the_process_answers():
-    """Its check must not take the machine away while the database is unavailable."""
-    (check,) = tomllib.loads((ROOT / "deploy/fly.toml").read_text())["http_service"]["checks"]
-    assert check["path"] == "/livez"
 
 
 def test_the_page_names_every_setting_of_gunicorn():
