@@ -5,24 +5,27 @@ responses into bytes. It knows no route and no plant. docs/code.md lists what it
 """
 
 import contextlib
+import io
 import math
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
 import gevent.server
-from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import LimitRequestHeaders, ParseException
+from gunicorn.http.body import Body, ChunkedReader
+from gunicorn.http.errors import LimitRequestHeaders, ParseException, UnsupportedTransferCoding
 from gunicorn.http.parser import RequestParser
 from gunicorn.http.wsgi import base_environ
-from gunicorn.util import http_date
+from gunicorn.util import hop_headers, http_date
 from gunicorn.workers.ggevent import GeventWorker
 
 EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection closes another one
+EVICT_AFTER = 1.0  # seconds: as long as there is a place left, only older waits end like this
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
-REQUEST_TIMEOUT = 20.0  # seconds for a request to arrive, and for a client to take the response
+REQUEST_TIMEOUT = 20.0  # seconds for a request to arrive, and for a client to take some of a block
 # Seconds for a client to read its last response, and for each wait for a client during a shutdown.
 LINGER_TIMEOUT = 3.0
 # Status and message for the errors of gunicorn's parser that get more than a plain 400, by name.
@@ -34,6 +37,8 @@ REFUSALS = {
     "LimitRequestLine": (414, "the first line of the request is too long"),
     "UnsupportedTransferCoding": (501, "Transfer-Encoding must be chunked or left out"),
 }
+# The body of the response if the application raises an exception before it has sent anything.
+FAILED = b'{"error": 500, "message": "the service failed"}\n'
 
 
 class Worker(GeventWorker):
@@ -53,11 +58,17 @@ class Worker(GeventWorker):
         # gunicorn looks up a setting in a dictionary of objects at each use. Make the settings
         # plain attributes, which saves 7 % of the CPU of a request.
         self.cfg.__dict__.update({name: each.get() for name, each in self.cfg.settings.items()})
-        # Greenlets call the application at the same time, as threads would. PEP 3333 requires the
-        # name and the port of a server. Any will do: Host has those that the client asked for.
-        own = {"wsgi.errors": sys.stderr, "wsgi.multithread": True}
-        own |= {"SCRIPT_NAME": "", "SERVER_NAME": "localhost", "SERVER_PORT": "80"}
-        self.base_environ = base_environ(self.cfg) | own
+        self.base_environ = {
+            **base_environ(self.cfg),
+            "wsgi.errors": sys.stderr,
+            # Greenlets call the application at the same time, as threads would.
+            "wsgi.multithread": True,
+            "SCRIPT_NAME": "",
+            # PEP 3333 requires the name and the port of a server. Any will do: Host has those that
+            # the client asked for.
+            "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80",
+        }
         for sock in self.sockets:
             # Limit the bytes of responses that the system keeps for a client that does not read
             # them. The sockets of clients inherit this. The default is some 2 MB for each client.
@@ -70,12 +81,26 @@ class Worker(GeventWorker):
         while self.alive:
             self.notify()
             gevent.sleep(self.check_interval)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop accepting, and wait until no connection is left, or graceful_timeout is over."""
+        deadline = time.monotonic() + self.cfg.graceful_timeout
         for server in self.servers:
+            # Accept what is queued first. Closing the listener resets connections that nobody has
+            # accepted yet, and their requests may have arrived.
+            with contextlib.suppress(OSError):
+                while not server.full() and (client := server.do_read()):
+                    server.do_handle(*client)
             server.close()
         gevent.sleep(0)  # Let serve() begin with connections that were just accepted.
-        while self.connections:  # gunicorn's master kills the worker after graceful_timeout.
+        # After SIGTERM, gunicorn's master kills a worker that takes too long. After max_requests
+        # nobody does: a response without an end would keep the worker from being replaced.
+        while self.connections and time.monotonic() < deadline:
             self.notify()
             gevent.sleep(self.check_interval / 10)
+        for server in self.servers:
+            server.stop(timeout=0)  # Ends the greenlets, which closes what they send and read.
 
     def notify(self) -> None:
         """Tell the master that the worker is alive, and abort the connections that are late."""
@@ -91,21 +116,22 @@ class Worker(GeventWorker):
             server.max_accept = 1 + len(self.connections) // 4
 
     def serve(self, sock: Any, address: Any) -> None:
-        """Answer the requests of a connection, one after the other, and close it.
-
-        If there are too many connections, close the one that we have waited for longest.
-        """
-        if len(self.connections) >= EVICT_ABOVE * self.worker_connections:
-            min(self.connections, key=lambda each: each.waiting_since).abort()
+        """Answer the requests of a connection, one after the other, and close it."""
+        self.make_room()
         # --keep-alive 0 means one request for each connection. The client still gets time for it.
         connection = Connection(sock, self.cfg.keepalive or REQUEST_TIMEOUT)
         self.connections.add(connection)
+        parser = RequestParser(self.cfg, connection, address)
         try:
             try:
-                for request in RequestParser(self.cfg, connection, address):
+                for request in parser:
                     if not self.respond(request, connection, address):
                         break
-                    connection.expect_request(self.cfg.keepalive)
+                    # The parser may have received the next request, or a part of it, already.
+                    early = parser.unreader.buf.getvalue()
+                    connection.expect_request(self.cfg.keepalive, early)
+                    if early:
+                        gevent.sleep(0)  # Serve other connections first.
             except ParseException as error:
                 self.refuse(error, connection, address)
         except OSError:  # The client is gone, or was aborted.
@@ -116,84 +142,251 @@ class Worker(GeventWorker):
             connection.close()
             self.connections.discard(connection)
 
+    def make_room(self) -> None:
+        """If there are too many connections, close the one that we have waited for longest.
+
+        As long as there is a place left, each client gets a second to send its request. While most
+        requests wait for the storage, clients that have just connected would be closed otherwise.
+        """
+        if len(self.connections) < EVICT_ABOVE * self.worker_connections:
+            return
+        # An aborted connection takes some rounds of the event loop to end. Abort another one.
+        oldest = min(self.connections, key=lambda each: (each.is_aborted, each.waiting_since))
+        is_full = len(self.connections) >= self.worker_connections
+        if is_full or time.monotonic() > oldest.waiting_since + EVICT_AFTER:
+            oldest.abort()
+
     def respond(self, request: Any, connection: "Connection", address: Any) -> bool:
         """Answer a request. Return whether another one may follow on the connection."""
-        if not connection.has_begun:
-            # This request arrived together with the one before it. Serve other connections first.
-            connection.begin()
-            gevent.sleep(0)
         self.nr += 1
-        self.alive &= self.nr < self.max_requests
-        environ = self.base_environ | make_environ(request, address)
+        if self.nr >= self.max_requests:
+            self.alive = False
+        environ = {**self.base_environ, **make_environ(request, address)}
+        if environ.get("HTTP_TRANSFER_ENCODING", "chunked").lower() != "chunked":
+            # gunicorn accepts `gzip, chunked` and the like, but does not decode the gzip.
+            raise UnsupportedTransferCoding("")
+        is_http_1_1 = request.version > (1, 0)
         # The parser has refused every Expect but 100-continue, which HTTP/1.0 does not have.
-        connection.expects_continue = "HTTP_EXPECT" in environ and request.version > (1, 0)
+        connection.expects_continue = "HTTP_EXPECT" in environ and is_http_1_1
         # gunicorn overlooks a `close` among other options (RFC 9112 section 9.6). Closing the
         # connection for an option that only contains this word does no harm.
         is_last = request.should_close() or "close" in environ.get("HTTP_CONNECTION", "").lower()
-        return self.call_application(environ, connection, is_last)
+        response = Response(
+            self,
+            connection,
+            is_head=request.method == "HEAD",
+            may_be_chunked=is_http_1_1,
+            # Not environ["wsgi.input"], which the application may replace. Bottle and WebOb do.
+            request_body=None if is_last else request.body,
+        )
+        return self.call_application(environ, response, connection)
 
     def refuse(self, error: ParseException, connection: "Connection", address: Any) -> None:
         """Let the application answer what gunicorn's parser has refused. It is the last request."""
         name = type(error).__name__
-        refusal = REFUSALS.get(name, (400, "the request is not valid HTTP"))
-        environ = {"REQUEST_METHOD": "-", "PATH_INFO": "", "REMOTE_ADDR": address and address[0]}
-        environ |= {"plants.refusal": refusal, "plants.log": {"reason": name}}
-        self.call_application(self.base_environ | environ, connection, is_last=True)
+        environ = {
+            **self.base_environ,
+            "REQUEST_METHOD": "-",
+            "PATH_INFO": "",
+            "QUERY_STRING": "",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "REMOTE_ADDR": address and address[0],
+            "wsgi.url_scheme": "http",
+            "wsgi.input": io.BytesIO(),
+            "plants.refusal": REFUSALS.get(name, (400, "the request is not valid HTTP")),
+            "plants.log": {"reason": name},
+        }
+        # The parser may have stopped before it knew the method.
+        is_head = connection.first_bytes.lstrip(b"\r\n").startswith(b"HEAD ")
+        self.call_application(environ, Response(self, connection, is_head=is_head), connection)
 
-    def call_application(self, environ: Any, connection: "Connection", is_last: bool) -> bool:
-        """Call the application (PEP 3333), and send its response in one piece.
+    def call_application(
+        self, environ: Any, response: "Response", connection: "Connection"
+    ) -> bool:
+        """Call the application (PEP 3333). Return whether another request may follow.
 
-        `is_last` says that the connection ends after this request. Return whether it goes on.
+        Raises OSError if the client is gone, or was aborted.
         """
-        started: list[Any] = []
-        parts: list[bytes] = []
+        try:
+            blocks = self.wsgi(environ, response.start)
+            try:
+                response.send(blocks)
+            finally:
+                if hasattr(blocks, "close"):
+                    blocks.close()
+        except (Exception, SystemExit) as error:
+            if isinstance(error, OSError) and (connection.is_sending or connection.is_aborted):
+                raise
+            self.log.exception("the application failed")
+            response.fail()
+        return response.goes_on
 
-        def start_response(*arguments: Any) -> Any:
-            # Nothing has been sent yet, so the response of an error can replace the one before.
-            started[:] = arguments
-            return parts.append
 
-        result = self.wsgi(environ, start_response)
-        with contextlib.closing(result) if hasattr(result, "close") else contextlib.nullcontext():
-            parts.extend(result)
-        status, headers, *_ = started
-        is_last = is_last or connection.is_done or not self.alive or not self.cfg.keepalive
-        # The next request begins where the body ends, so the body must have been read.
-        goes_on = not is_last and not is_unread(environ["wsgi.input"].reader)
-        ours = [("Date", self.date), ("Connection", "keep-alive" if goes_on else "close")]
-        body = b"".join(parts)
-        if environ["REQUEST_METHOD"] == "HEAD" or status[:3] in ("204", "304"):
-            # These responses have no body, whatever Content-Length says (RFC 9110 section 6.4.1).
-            body = b""
-        elif all(name.lower() != "content-length" for name, _ in headers):
-            ours.append(("Content-Length", str(len(body))))
-        head = "".join(f"{name}: {value}\r\n" for name, value in [*ours, *headers])
-        connection.send(f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + body)
-        return goes_on
+class Response:
+    """The response to one request: a head and blocks, as PEP 3333 has an application make them.
+
+    The application calls start() and write(), the worker calls everything else.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        connection: "Connection",
+        is_head: bool,
+        may_be_chunked: bool = False,
+        request_body: Body | None = None,
+    ) -> None:
+        """Prepare the response. Without the request's body, the connection ends after it."""
+        self._worker = worker
+        self._connection = connection
+        self._is_head = is_head
+        self._may_be_chunked = may_be_chunked
+        self._request_body = request_body
+        self._head = ""  # The application's part of the head, once it has called start().
+        self._has_body = not is_head
+        self._is_begun = False  # The head has been sent.
+        self._is_chunked = False
+        self._length: int | None = None  # of the whole body, if it is one block
+        self._bytes_left: int | None = None  # of the body, if there is a Content-Length
+        self.goes_on = False  # Another request may follow. Decided when the head is sent.
+
+    def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        """Take status and headers from the application: this is PEP 3333's start_response().
+
+        Returns write(). The response of an error, which comes with `exc_info`, replaces the one
+        before. If that has been sent already, the error is raised again.
+        """
+        if exc_info and self._is_begun:
+            raise exc_info[1].with_traceback(exc_info[2])
+        if self._head and not exc_info:
+            raise RuntimeError("start_response() was called a second time, without exc_info")
+        # PEP 3333 forbids these to an application. They are about the connection, which is ours.
+        headers = [each for each in headers if each[0].lower() not in hop_headers]
+        lines = [f"HTTP/1.1 {status}", *[f"{name}: {value}" for name, value in headers]]
+        head = "\r\n".join(lines)
+        if head.count("\r") + head.count("\n") != 2 * len(headers):
+            raise ValueError("the status or a header contains a line break")
+        self._head = head
+        self._has_body = not self._is_head and status[:3] not in ("204", "304")
+        self._bytes_left = None
+        for name, value in headers:
+            if name.lower() == "content-length":
+                self._bytes_left = int(value)
+        return self.write
+
+    def send(self, blocks: Iterable[bytes]) -> None:
+        """Send the body: each block before the next one is asked for.
+
+        Raises whatever the application raises, and ValueError if it sends too little.
+        """
+        if isinstance(blocks, (list, tuple)) and len(blocks) <= 1 and not self._is_begun:
+            self._length = sum(map(len, blocks))
+        for block in blocks:
+            self.write(block)
+            if self._is_begun and self._bytes_left == 0:
+                break  # Nothing more can be sent.
+        if not self._is_begun:
+            self._length = 0
+            self._connection.send(self._make_head())
+        if self._bytes_left:
+            raise ValueError(f"the body is {self._bytes_left} bytes shorter than Content-Length")
+        if self._is_chunked:
+            self._connection.send(b"0\r\n\r\n")
+
+    def write(self, block: bytes) -> None:
+        """Send a block of the body, and the head before the first one.
+
+        What exceeds the Content-Length is dropped.
+        """
+        if not isinstance(block, bytes):
+            raise TypeError(f"a block of a body must be bytes, not {type(block).__name__}")
+        if not block:  # Until something can be sent, the application may still fail.
+            return
+        pieces: list[bytes | memoryview] = []
+        if not self._is_begun:
+            pieces.append(self._make_head())
+        if self._is_chunked:
+            pieces += [b"%x\r\n" % len(block), block, b"\r\n"]
+        elif self._bytes_left is None:
+            pieces.append(block)
+        elif self._bytes_left:
+            fitting = memoryview(block)[: self._bytes_left]
+            self._bytes_left -= len(fitting)
+            pieces.append(fitting)
+        if pieces:
+            self._connection.send(*pieces)
+
+    def _make_head(self) -> bytes:
+        """Return the head, and decide where the body and the connection end."""
+        if not self._head:
+            raise RuntimeError("the application has not called start_response()")
+        self._is_begun = True
+        lines = [self._head, f"Date: {self._worker.date}"]
+        ends_with_connection = False
+        if not self._has_body:
+            # These responses have no body, whatever Content-Length says (RFC 9110, 6.4.1).
+            self._bytes_left = 0
+        elif self._bytes_left is not None:
+            pass  # The application has sent Content-Length.
+        elif self._length is not None:
+            self._bytes_left = self._length
+            lines.append(f"Content-Length: {self._length}")
+        elif self._may_be_chunked:
+            self._is_chunked = True
+            lines.append("Transfer-Encoding: chunked")
+        else:
+            # HTTP/1.0 has no chunks. Its client can't tell if such a body is complete.
+            ends_with_connection = True
+        # Decide only now: the application may have read the body of the request meanwhile, and the
+        # worker may have been told to stop.
+        self.goes_on = not (
+            ends_with_connection
+            or self._connection.is_done
+            or not self._worker.alive
+            or not self._worker.cfg.keepalive
+            # The next request begins where the body ends, so the body must have been read.
+            or self._request_body is None
+            or is_unread(self._request_body)
+        )
+        lines.append(f"Connection: {'keep-alive' if self.goes_on else 'close'}\r\n\r\n")
+        return "\r\n".join(lines).encode("latin-1")
+
+    def fail(self) -> None:
+        """Send an error, or, if a part of a response has been sent, let the connection end."""
+        if self._is_begun:
+            self.goes_on = False
+            return
+        self._head = ""
+        self.start("500 Internal Server Error", [("Content-Type", "application/json")])
+        self.send([FAILED])
 
 
 class Connection:
     """A client's socket, with one clock: since when, and for how long, we wait for the client.
 
-    gunicorn's parser calls recv(), the worker calls everything else.
+    gunicorn's parser calls recv(), Response calls send(), the worker calls everything else.
     """
 
     def __init__(self, sock: Any, limit: float) -> None:
         """Give the client `limit` seconds until its first request begins."""
         self._sock = sock
         self.is_done = False  # Nothing more is read: the client has ended, or was aborted.
-        self.is_sending = False
+        self.is_aborted = False
+        self.is_sending = False  # It remains true if sending has failed.
         self.expects_continue = False  # The client waits for a 100 before it sends the body.
         self.expect_request(limit)
 
-    def expect_request(self, limit: float) -> None:
-        """Start the clock: give the client `limit` seconds until its next request begins."""
-        self.has_begun, self._bytes_left = False, MAX_REQUEST_BYTES
-        self.waiting_since, self.limit = time.monotonic(), limit
+    def expect_request(self, limit: float, early: bytes = b"") -> None:
+        """Give the client `limit` seconds until its next request begins.
 
-    def begin(self) -> None:
-        """Note that a request begins. From here on it is our turn: nobody waits for the client."""
-        self.has_begun, self._began, self.waiting_since = True, time.monotonic(), math.inf
+        `early` is the part of it that arrived together with the request before.
+        """
+        self.first_bytes = early
+        self._bytes_left = MAX_REQUEST_BYTES - len(early)
+        self._has_begun = False
+        self._wait_for_client(limit)
+        if early:
+            self._begin()
 
     def recv(self, size: int) -> Any:
         """Receive at most `size` bytes of a request, or b"" if the client has ended.
@@ -205,40 +398,55 @@ class Connection:
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self._bytes_left:
             raise LimitRequestHeaders("")
-        if self.has_begun:  # All parts of a request share one limit, counted from its first byte.
-            self.waiting_since, self.limit = self._began, REQUEST_TIMEOUT
+        if self._has_begun:  # All parts of a request share one limit, counted from its first byte.
+            self._wait_for_client(REQUEST_TIMEOUT)
+            self.waiting_since = self._began
         # Wait for a turn even if data has arrived, or a fast client would be served before all
         # others.
         gevent.socket.wait_read(self._sock.fileno())
         # Serve the first bytes of a request even if the connection was just aborted: they had
         # arrived before that. If it is aborted later in the request, give up.
-        if not self.has_begun:
-            self.begin()
+        if not self._has_begun:
+            self._begin()
         elif self.is_done:
             raise TimeoutError("the connection was aborted")
         self.waiting_since = math.inf
         data = self._sock.recv(min(size, self._bytes_left))
         self._bytes_left -= len(data)
-        self.is_done = self.is_done or not data
+        if len(self.first_bytes) < 8:
+            self.first_bytes += data[:8]
+        if not data:
+            self.is_done = True
         return data
 
-    def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError if the client is gone or does not take it in time."""
+    def send(self, *pieces: bytes | memoryview) -> None:
+        """Send all pieces, in one system call if the system takes them.
+
+        Raises OSError if the client is gone, or does not take some of them in time.
+        """
         self.expects_continue = False
-        self.waiting_since, self.limit = time.monotonic(), REQUEST_TIMEOUT
         self.is_sending = True
+        self._wait_for_client(REQUEST_TIMEOUT)
         # gevent's sendall() asks for the size of the socket's buffer each time, which takes 4 % of
         # the time of a request.
-        while data:
-            data = data[self._sock.send(data) :]
+        sent = self._sock.sendmsg(pieces)
+        for piece in pieces:
+            rest = memoryview(piece)[sent:]
+            sent = max(0, sent - len(piece))
+            while rest:
+                self._wait_for_client(REQUEST_TIMEOUT)  # It has taken some: it gets more time.
+                rest = rest[self._sock.send(rest) :]
         self.is_sending = False
+        self.waiting_since = math.inf
 
     def abort(self) -> None:
         """Stop reading. If the client does not take a response, stop sending, too.
 
         A request that has already arrived is still answered.
         """
-        self.is_done, self.waiting_since = True, math.inf
+        self.is_done = True
+        self.is_aborted = True
+        self.waiting_since = math.inf
         with contextlib.suppress(OSError):
             # Shut down the system's socket, which wakes a greenlet that waits for data: it receives
             # b"". The shutdown() of gevent's socket would raise an exception in that greenlet.
@@ -248,17 +456,30 @@ class Connection:
         """Close the connection once the client has read its last response, or had time to.
 
         Closing while the client still sends would destroy the response (RFC 9112 section 9.6), so
-        read and drop what it sends until it ends.
+        read and drop what it sends until it ends. If the connection was aborted, drop only what has
+        arrived: its place is needed.
         """
-        self.waiting_since, self.limit = time.monotonic(), LINGER_TIMEOUT
         with contextlib.suppress(OSError):
             if not self.is_sending:  # send() did not fail, so the client may still read a response.
                 self._sock.shutdown(socket.SHUT_WR)
+                if not self.is_aborted:
+                    self._wait_for_client(LINGER_TIMEOUT)
                 # After abort(), waiting_since is infinite. Look at it, or a client that goes on
                 # sending would never be disconnected.
                 while self._sock.recv(2**16) and self.waiting_since < math.inf:
                     gevent.sleep(0)  # A fast client would otherwise be served before all others.
         self._sock.close()
+
+    def _begin(self) -> None:
+        """Note that a request begins. From here on it is our turn: nobody waits for the client."""
+        self._has_begun = True
+        self._began = time.monotonic()
+        self.waiting_since = math.inf
+
+    def _wait_for_client(self, limit: float) -> None:
+        """Start the clock: from now on, we wait for the client, for `limit` seconds at most."""
+        self.waiting_since = time.monotonic()
+        self.limit = limit
 
 
 def make_environ(request: Any, address: Any) -> dict[str, Any]:
@@ -280,6 +501,8 @@ def make_environ(request: Any, address: Any) -> dict[str, Any]:
     return environ
 
 
-def is_unread(reader: Any) -> bool:
-    """Tell if gunicorn's reader, which is one of two kinds, has more of a body to read."""
-    return bool(reader.parser if isinstance(reader, ChunkedReader) else reader.length)
+def is_unread(body: Body) -> bool:
+    """Tell if gunicorn's body, whose reader is one of two kinds, has more to read, or is broken."""
+    reader = body.reader
+    has_more = reader.parser if isinstance(reader, ChunkedReader) else reader.length
+    return bool(body.failed or has_more)
