@@ -25,7 +25,9 @@ from gunicorn.workers.ggevent import GeventWorker
 EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection closes another one
 EVICT_AFTER = 1.0  # seconds: as long as there is a place left, only older waits end like this
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
-REQUEST_TIMEOUT = 20.0  # seconds for a request to arrive, and for a client to take some of a block
+SEND_BUFFER = 2**15  # bytes of responses that the system keeps for a client that does not read them
+# Seconds for a request to arrive, and for a client to take some of a response that is being sent.
+REQUEST_TIMEOUT = 20.0
 # Seconds for a client to read its last response, and for each wait for a client during a shutdown.
 LINGER_TIMEOUT = 3.0
 # Status and message for the errors of gunicorn's parser that get more than a plain 400, by name.
@@ -70,9 +72,8 @@ class Worker(GeventWorker):
             "SERVER_PORT": "80",
         }
         for sock in self.sockets:
-            # Limit the bytes of responses that the system keeps for a client that does not read
-            # them. The sockets of clients inherit this. The default is some 2 MB for each client.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
+            # The sockets of clients inherit this. The default is some 2 MB for each client.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             # If worker_connections is less than ten, EVICT_ABOVE leaves no place free. So accept
             # one more, which then replaces another one.
             server = gevent.server.StreamServer(sock, self.serve, spawn=self.worker_connections + 1)
@@ -434,8 +435,10 @@ class Connection:
             rest = memoryview(piece)[sent:]
             sent = max(0, sent - len(piece))
             while rest:
-                self._wait_for_client(REQUEST_TIMEOUT)  # It has taken some: it gets more time.
-                rest = rest[self._sock.send(rest) :]
+                self._wait_for_client(REQUEST_TIMEOUT)  # It has taken some, so it gets more time.
+                # Send no more than the system keeps at once. On loopback it would send a part of a
+                # packet, and wait 40 ms until the client confirms that: 12 s for 20 MB.
+                rest = rest[self._sock.send(rest[:SEND_BUFFER]) :]
         self.is_sending = False
         self.waiting_since = math.inf
 

@@ -13,7 +13,7 @@ import gevent
 import pytest
 from gunicorn.http.errors import LimitRequestHeaders
 
-from tests.support.server import PATIENT, SHORT, STORED, Server, receive, wait_until
+from tests.support.server import PATIENCE, PATIENT, SHORT, STORED, Server, receive, wait_until
 from tests.support.storage import lock_held, read_names
 from tests.support.wire import (
     CHUNKED,
@@ -24,6 +24,7 @@ from tests.support.wire import (
     MONSTERA,
     NOWHERE,
     Writers,
+    answers,
     new_plant,
     post,
     receive_response,
@@ -103,13 +104,42 @@ def test_a_404_repeats_the_path_in_utf_8(server):
     assert "nothing at /🌵;".encode() in response and refused(response, 404)
 
 
-def test_a_bug_in_the_application_ends_one_connection_and_is_logged(tmp_path):
+def test_a_bug_in_the_application_causes_a_500_and_is_logged(tmp_path):
     """When the `with` block ends, Server finds the traceback in the log, and raises."""
     options = "--worker-class=tests.support.workers.Failing"
-    logged = pytest.raises(AssertionError, match=r"(?s)which is a bug\n.*\nZeroDivisionError")
+    logged = pytest.raises(AssertionError, match=r"(?s)application failed\n.*\nZeroDivisionError")
     with logged, Server(tmp_path, options, WEB_CONCURRENCY="1") as server:
-        assert server.send(NOWHERE) == server.send(NOWHERE) == b""
+        ((status, body), another) = answers(server.send(NOWHERE * 2, ends=True))
+        assert (status, body) == another == (500, {"error": 500, "message": body["message"]})
         assert len(server.workers(1)) == 1
+
+
+@pytest.mark.parametrize("before", [b"", NOWHERE])
+def test_a_head_request_that_is_refused_gets_no_body(server, before):
+    """RFC 9110 section 9.3.2. It may have arrived with another one, or in pieces."""
+    head = b"HEAD /livez HTTP/1.1\r\nHost: localhost\r\n"
+    refused_heads = {
+        b"HEAD /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n": 414,
+        head + b"Expect: a cookie\r\n\r\n": 417,
+        head + b"X: a\r\n" * 64 + b"\r\n": 431,
+        head + b"Transfer-Encoding: gzip, chunked\r\n\r\n": 501,
+        b"\r\n" + head + b"a line without a colon\r\n\r\n": 400,
+    }
+    for data, status in refused_heads.items():
+        received = server.send(before + data)
+        body = received.rpartition(b"HTTP/1.1 ")[2]
+        assert body.startswith(b"%d " % status) and body.endswith(b"\r\n\r\n")
+    with server.connect() as client:
+        for piece in (b"HE", b"AD", head[4:], b"Expect: a cookie\r\n\r\n"):
+            client.sendall(piece)
+            time.sleep(0.01)  # Otherwise the server might receive all pieces as one.
+        assert receive(client).endswith(b"\r\n\r\n")
+
+
+def test_an_application_learns_the_version_of_http_that_its_client_speaks(server):
+    """HTTP/1.2 has the rules of HTTP/1.1, so it needs a Host, too."""
+    request = NOWHERE.replace(b"HTTP/1.1", b"HTTP/1.2")
+    assert statuses(server.send(request, ends=True)) == [404]
 
 
 def test_the_date_of_a_response_is_not_that_of_an_earlier_second(server):
@@ -265,6 +295,26 @@ def test_an_aborted_connection_still_gives_the_request_that_has_arrived_and_noth
             connection.recv(2**13)
 
 
+def test_an_aborted_connection_is_closed_while_its_client_goes_on_sending():
+    """Its place is needed. Only other connections wait for their clients to end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = gevent.socket.create_connection(listener.getsockname())
+        near = gevent.socket.socket(fileno=listener.accept()[0].detach())
+
+    def flood() -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                far.send(bytes(2**16))
+
+    with near, far:
+        sending = gevent.spawn(flood)
+        gevent.sleep(0.01)
+        connection = Connection(near, limit=0)
+        connection.abort()
+        gevent.with_timeout(PATIENCE, connection.close)
+        sending.join()
+
+
 def test_a_request_is_refused_after_32_kib_whatever_the_size_of_its_pieces():
     near, far = gevent.socket.socketpair()
     with near, far:
@@ -307,6 +357,23 @@ def test_a_stop_under_load_answers_every_request_that_has_begun(serve, database,
     assert read_names(server.url) == writers.acknowledged | {plant["id"]: plant["name"]}
 
 
+def test_a_stop_answers_the_requests_on_connections_that_nobody_has_accepted_yet(serve, send):
+    """Closing the listener would reset them."""
+    server = serve(RESTLESS, WEB_CONCURRENCY="1")
+    assert server.request("GET", "/nowhere")[0] == 404
+    (worker,) = server.workers(1)
+    os.kill(worker, signal.SIGSTOP)
+    clients = [send(server, NOWHERE) for _ in range(50)]
+    server.process.terminate()
+    pending = re.compile(r"ShdPnd:\s+[0-9a-f]*[4-7c-f][0-9a-f]{3}\n")  # SIGTERM is number 15.
+    wait_until(lambda: pending.search(Path(f"/proc/{worker}/status").read_text()))
+    os.kill(worker, signal.SIGCONT)
+    for client in clients:
+        with client:
+            assert statuses(receive(client)) == [404]
+    assert server.wait() == 0
+
+
 def test_a_worker_that_ends_answers_the_requests_on_connections_that_it_has_just_accepted(
     serve, send
 ):
@@ -336,8 +403,11 @@ def test_a_stop_by_ctrl_c_waits_for_the_storage_but_not_for_clients(serve, datab
     server = serve(SHORT, "--keep-alive=600", "--graceful-timeout=600", WEB_CONCURRENCY="1")
     idle = send(server, NOWHERE)
     assert statuses(receive_response(idle)) == [404]
-    # A client whose request is late is disconnected. An idle one may stay for 600 seconds here.
-    assert receive(send(server, b"POST /pl")) == b"" and not is_closed(idle)
+    # A client whose request is late is disconnected, even if the first bytes of it came with the
+    # request before. An idle one may stay for 600 seconds here.
+    late = send(server, NOWHERE + b"POST /pl")
+    assert receive(send(server, b"POST /pl")) == b""
+    assert statuses(receive(late)) == [404] and not is_closed(idle)
     with lock_held(database):
         working = begin(send(server), MONSTERA)
         working.sendall(post(MONSTERA)[-9:])

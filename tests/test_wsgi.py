@@ -1,5 +1,6 @@
 """worker.py serves any WSGI application (PEP 3333), as gunicorn's own gevent worker does."""
 
+import contextlib
 import http.client
 import json
 import math
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support import applications
 from tests.support.applications import LARGE
-from tests.support.server import PATIENCE, Server, receive, wait_until
+from tests.support.server import PATIENCE, Server, wait_until
 from worker import Connection
 
 CLASSES = ["tests.support.workers.Patient", "gevent"]
@@ -54,14 +55,15 @@ def ask_twice(server: Server, method: str, path: str, body: bytes | None) -> lis
 
     Return status, the application's headers, and the decoded body of both.
     """
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     found = []
-    for request in [(method, path, body), ("GET", "/one_block", None)]:
-        client.request(*request)
-        response = client.getresponse()
-        headers = [each for each in response.getheaders() if each[0].lower() not in OWN_HEADERS]
-        found.append((response.status, headers, response.read()))
-    client.close()
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    with contextlib.closing(client):
+        for request in [(method, path, body), ("GET", "/one_block", None)]:
+            client.request(*request)
+            with client.getresponse() as response:
+                headers = response.getheaders()
+                own = [each for each in headers if each[0].lower() not in OWN_HEADERS]
+                found.append((response.status, own, response.read()))
     return found
 
 
@@ -72,7 +74,8 @@ CASES = [
     ("GET", "/three_blocks", None, 200, b"one, two, three"),
     ("GET", "/generator", None, 203, b"".join(b"%d " % number for number in range(100))),
     ("GET", "/late_start", None, 200, b"late"),
-    ("GET", "/empty_first", None, 503, b"replaced"),
+    ("GET", "/empty_first", None, 200, b"full"),
+    ("GET", "/replaced", None, 503, b"replaced"),
     ("GET", "/empty_only", None, 200, b""),
     ("GET", "/written", None, 200, b"written, returned"),
     ("GET", "/only_written", None, 200, b"written"),
@@ -174,6 +177,13 @@ def test_each_block_is_sent_before_the_next_one_is_asked_for(applications_server
             received += client.recv(2**16)
 
 
+def test_a_head_may_be_replaced_until_the_first_block_that_has_a_byte(applications_server):
+    """gunicorn's own worker would send both heads, the first one with the empty block."""
+    received = get(applications_server, "/replaced_late")
+    assert received.startswith(b"HTTP/1.1 503 Busy\r\n") and b"X-First" not in received
+    assert received.endswith(b"\r\n\r\n8\r\nreplaced\r\n0\r\n\r\n")
+
+
 # Applications that fail, and the errors that the log has to name.
 FAILING = {
     "/fails_at_once": "FileNotFoundError",
@@ -266,21 +276,3 @@ def test_a_response_of_one_block_leaves_with_its_head_in_one_system_call():
     with near, far:
         Connection(near, limit=0).send(b"head", b"block")
         assert far.recv(100) == b"headblock"
-
-
-def test_a_response_without_end_ends_at_the_limit_of_a_shutdown(tmp_path):
-    """--max-requests ends a worker, too. No master would kill it, and no other take its place."""
-    options = ["--max-requests=2", "--graceful-timeout=1"]
-    with serve_applications(tmp_path, CLASSES[0], *options) as server:
-        (first,) = server.workers(1)
-        with server.connect() as client:
-            client.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert client.recv(100)
-            assert get(server, "/one_block")
-            received = receive(client)
-        assert not received.endswith(b"0\r\n\r\n")
-        wait_until(lambda: server.workers(1) != [first])
-        with server.connect() as client:
-            client.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert client.recv(100)
-            assert server.stop() == 0

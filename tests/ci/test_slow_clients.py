@@ -7,9 +7,22 @@ from functools import partial
 
 import pytest
 
-from tests.support.server import PATIENT, SHORT, STORED, Server, memory, wait_until
-from tests.support.wire import BASIC, GET, HALF_A_BODY, HEAD, MONSTERA, NOWHERE, new_plant, post
-from tests.test_worker import is_closed
+from tests.support.server import PATIENT, SHORT, STORED, Server, memory, receive, wait_until
+from tests.support.storage import lock_held
+from tests.support.wire import (
+    BASIC,
+    GET,
+    HALF_A_BODY,
+    HEAD,
+    MONSTERA,
+    NOWHERE,
+    new_plant,
+    post,
+    receive_response,
+    statuses,
+)
+from tests.test_worker import begin, is_closed
+from tests.test_wsgi import get, serve_applications
 
 CONNECTIONS = 64  # Connections at the same time in post_all().
 EACH = 150  # Requests on each of them.
@@ -72,6 +85,42 @@ def test_twice_as_many_clients_as_the_worker_takes_keep_no_good_client_out(serve
         assert server.post(new_plant())[0] == STORED
     assert server.workers(1) == [worker]
     assert memory(worker) - before < 50  # MiB. Each connection may send a request of 32 KiB.
+
+
+def test_a_client_that_has_just_connected_gets_time_for_its_request(serve, database, send):
+    """All others have sent theirs, and wait for the database. Ten more places are left."""
+    options = "--worker-class=tests.support.workers.Sparing", "--worker-connections=100"
+    server = serve(*options, WEB_CONCURRENCY="1")
+    assert server.health() == 200
+    with lock_held(database):
+        working = [begin(send(server), MONSTERA) for _ in range(90)]
+        for client in working:
+            client.sendall(post(MONSTERA)[-9:])
+        silent = [send(server) for _ in range(5)]
+        assert server.request("GET", "/nowhere")[0] == 404  # It came after the silent ones.
+        for client in silent:
+            client.sendall(NOWHERE)
+            assert statuses(receive_response(client)) == [404]
+    for client in working:
+        assert statuses(receive_response(client)) == [STORED]
+
+
+def test_a_response_without_end_ends_at_the_limit_of_a_shutdown(tmp_path):
+    """After --max-requests, no master kills the worker, and no other one takes its place before."""
+    options = ["--max-requests=2", "--graceful-timeout=1"]
+    endless = b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serve_applications(tmp_path, "worker.Worker", *options) as server:
+        (first,) = server.workers(1)
+        with server.connect() as client:
+            client.sendall(endless)
+            assert client.recv(100)
+            assert get(server, "/one_block")
+            assert not receive(client).endswith(b"0\r\n\r\n")
+        wait_until(lambda: server.workers(1) != [first])
+        with server.connect() as client:
+            client.sendall(endless)
+            assert client.recv(100)
+            assert server.stop() == 0
 
 
 def post_all(server: Server, bodies: list[bytes]) -> list[int]:

@@ -68,14 +68,17 @@ def late_start(environ: Environ, start: Start) -> Iterable[bytes]:
 
 
 def empty_first(environ: Environ, start: Start) -> Iterable[bytes]:
-    """As long as no block has had a byte, the head may be replaced."""
     start("200 OK", TEXT)
-    yield b""
+    return iter([b"", b"full"])
+
+
+def replaced(environ: Environ, start: Start) -> Iterable[bytes]:
+    start("200 OK", [])
     try:
         raise ValueError("this is no longer a success")
     except ValueError:
         start("503 Busy", TEXT, sys.exc_info())
-    yield b"replaced"
+    return [b"replaced"]
 
 
 def empty_only(environ: Environ, start: Start) -> Iterable[bytes]:
@@ -166,6 +169,17 @@ def valid(environ: Environ, start: Start) -> Iterable[bytes]:
 
 
 # What is the application's mistake, or depends on the server.
+
+
+def replaced_late(environ: Environ, start: Start) -> Iterable[bytes]:
+    """The head leaves with the first block that has a byte. Until then, it may be replaced."""
+    start("200 OK", [("X-First", "yes"), ("Content-Length", "5")])
+    yield b""
+    try:
+        raise ValueError("this is no longer a success")
+    except ValueError:
+        start("503 Busy", TEXT, sys.exc_info())
+    yield b"replaced"
 
 
 def fails_at_once(environ: Environ, start: Start) -> Iterable[bytes]:

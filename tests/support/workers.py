@@ -25,9 +25,24 @@ class Patient(Short):
 
 
 class Restless(Patient):
-    """Looks at its clocks, and whether it has to end, in every round of the event loop."""
+    """Looks at its clocks, and whether it has to end, in every round of the event loop.
+
+    If there are too many connections, it closes one, even if its client has just connected.
+    """
 
     check_interval = 0.0
+
+    def run(self) -> None:
+        worker.EVICT_AFTER = 0.0
+        super().run()
+
+
+class Sparing(Patient):
+    """Closes no connection for another one as long as there is a place left."""
+
+    def run(self) -> None:
+        worker.EVICT_AFTER = math.inf
+        super().run()
 
 
 class Lingering(Short):
