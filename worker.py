@@ -162,7 +162,7 @@ class Worker(GeventWorker):
         self.nr += 1
         if self.nr >= self.max_requests:
             self.alive = False
-        environ = {**self.base_environ, **make_environ(request, address)}
+        environ = make_environ(self.base_environ, request, address)
         if environ.get("HTTP_TRANSFER_ENCODING", "chunked").lower() != "chunked":
             # gunicorn accepts `gzip, chunked` and the like, but does not decode the gzip.
             raise UnsupportedTransferCoding("")
@@ -243,7 +243,7 @@ class Response:
         self._is_head = is_head
         self._may_be_chunked = may_be_chunked
         self._request_body = request_body
-        self._head = ""  # The application's part of the head, once it has called start().
+        self._head = b""  # The application's part of the head, once it has called start().
         self._has_body = not is_head
         self._is_begun = False  # The head has been sent.
         self._is_chunked = False
@@ -261,18 +261,18 @@ class Response:
             raise exc_info[1].with_traceback(exc_info[2])
         if self._head and not exc_info:
             raise RuntimeError("start_response() was called a second time, without exc_info")
-        # PEP 3333 forbids these to an application. They are about the connection, which is ours.
-        headers = [each for each in headers if each[0].lower() not in hop_headers]
-        lines = [f"HTTP/1.1 {status}", *[f"{name}: {value}" for name, value in headers]]
-        head = "\r\n".join(lines)
-        if head.count("\r") + head.count("\n") != 2 * len(headers):
+        values = {name.lower(): value for name, value in headers}
+        if not hop_headers.isdisjoint(values):
+            # These are about the connection, so they are ours (PEP 3333, "Other HTTP Features").
+            headers = [each for each in headers if each[0].lower() not in hop_headers]
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        head = f"HTTP/1.1 {status}\r\n{lines}"
+        if head.count("\r") + head.count("\n") != 2 + 2 * len(headers):
             raise ValueError("the status or a header contains a line break")
-        self._head = head
+        length = values.get("content-length")
+        self._bytes_left = None if length is None else int(length)
         self._has_body = not self._is_head and status[:3] not in ("204", "304")
-        self._bytes_left = None
-        for name, value in headers:
-            if name.lower() == "content-length":
-                self._bytes_left = int(value)
+        self._head = head.encode("latin-1")
         return self.write
 
     def send(self, blocks: Iterable[bytes]) -> None:
@@ -310,19 +310,20 @@ class Response:
             pieces += [b"%x\r\n" % len(block), block, b"\r\n"]
         elif self._bytes_left is None:
             pieces.append(block)
-        elif self._bytes_left:
-            fitting = memoryview(block)[: self._bytes_left]
-            self._bytes_left -= len(fitting)
-            pieces.append(fitting)
-        if pieces:
-            self._connection.send(*pieces)
+        elif self._bytes_left >= len(block):
+            self._bytes_left -= len(block)
+            pieces.append(block)
+        else:
+            pieces.append(memoryview(block)[: self._bytes_left])
+            self._bytes_left = 0
+        self._connection.send(*pieces)
 
     def _make_head(self) -> bytes:
         """Return the head, and decide where the body and the connection end."""
         if not self._head:
             raise RuntimeError("the application has not called start_response()")
         self._is_begun = True
-        lines = [self._head, f"Date: {self._worker.date}"]
+        framing = ""
         ends_with_connection = False
         if not self._has_body:
             # These responses have no body, whatever Content-Length says (RFC 9110, 6.4.1).
@@ -331,10 +332,10 @@ class Response:
             pass  # The application has sent Content-Length.
         elif self._length is not None:
             self._bytes_left = self._length
-            lines.append(f"Content-Length: {self._length}")
+            framing = f"Content-Length: {self._length}\r\n"
         elif self._may_be_chunked:
             self._is_chunked = True
-            lines.append("Transfer-Encoding: chunked")
+            framing = "Transfer-Encoding: chunked\r\n"
         else:
             # HTTP/1.0 has no chunks. Its client can't tell if such a body is complete.
             ends_with_connection = True
@@ -349,15 +350,16 @@ class Response:
             or self._request_body is None
             or is_unread(self._request_body)
         )
-        lines.append(f"Connection: {'keep-alive' if self.goes_on else 'close'}\r\n\r\n")
-        return "\r\n".join(lines).encode("latin-1")
+        option = "keep-alive" if self.goes_on else "close"
+        ours = f"Date: {self._worker.date}\r\nConnection: {option}\r\n{framing}\r\n"
+        return self._head + ours.encode()
 
     def fail(self) -> None:
         """Send an error, or, if a part of a response has been sent, let the connection end."""
         if self._is_begun:
             self.goes_on = False
             return
-        self._head = ""
+        self._head = b""
         self.start("500 Internal Server Error", [("Content-Type", "application/json")])
         self.send([FAILED])
 
@@ -415,7 +417,7 @@ class Connection:
         data = self._sock.recv(min(size, self._bytes_left))
         self._bytes_left -= len(data)
         if len(self.first_bytes) < 8:
-            self.first_bytes += data[:8]
+            self.first_bytes += data
         if not data:
             self.is_done = True
         return data
@@ -431,6 +433,13 @@ class Connection:
         # gevent's sendall() asks for the size of the socket's buffer each time, which takes 4 % of
         # the time of a request.
         sent = self._sock.sendmsg(pieces)
+        if sent < sum(map(len, pieces)):
+            self._send_rest(pieces, sent)
+        self.is_sending = False
+        self.waiting_since = math.inf
+
+    def _send_rest(self, pieces: Iterable[bytes | memoryview], sent: int) -> None:
+        """Send the pieces without their first `sent` bytes."""
         for piece in pieces:
             rest = memoryview(piece)[sent:]
             sent = max(0, sent - len(piece))
@@ -439,8 +448,6 @@ class Connection:
                 # Send no more than the system keeps at once. On loopback it would send a part of a
                 # packet, and wait 40 ms until the client confirms that: 12 s for 20 MB.
                 rest = rest[self._sock.send(rest[:SEND_BUFFER]) :]
-        self.is_sending = False
-        self.waiting_since = math.inf
 
     def abort(self) -> None:
         """Stop reading. If the client does not take a response, stop sending, too.
@@ -485,9 +492,10 @@ class Connection:
         self.limit = limit
 
 
-def make_environ(request: Any, address: Any) -> dict[str, Any]:
-    """Return what a request adds to the environ (PEP 3333)."""
+def make_environ(base: dict[str, Any], request: Any, address: Any) -> dict[str, Any]:
+    """Return the environ of a request (PEP 3333): `base`, and what the request adds to it."""
     environ = {
+        **base,
         "REQUEST_METHOD": request.method,
         "PATH_INFO": unquote(request.path, "latin-1"),
         "QUERY_STRING": request.query,
