@@ -373,6 +373,9 @@ class Connection:
     def __init__(self, sock: Any, limit: float) -> None:
         """Give the client `limit` seconds until its first request begins."""
         self._sock = sock
+        # gevent's wait_read() would make a new watcher each time, which takes longer.
+        self._hub = gevent.get_hub()
+        self._arrival = self._hub.loop.io(sock.fileno(), 1)  # 1: until there is something to read
         self.is_done = False  # Nothing more is read: the client has ended, or was aborted.
         self.is_aborted = False
         self.is_sending = False  # It remains true if sending has failed.
@@ -406,7 +409,7 @@ class Connection:
             self.waiting_since = self._began
         # Wait for a turn even if data has arrived, or a fast client would be served before all
         # others.
-        gevent.socket.wait_read(self._sock.fileno())
+        self._hub.wait(self._arrival)
         # Serve the first bytes of a request even if the connection was just aborted: they had
         # arrived before that. If it is aborted later in the request, give up.
         if not self._has_begun:
@@ -478,6 +481,7 @@ class Connection:
                 # sending would never be disconnected.
                 while self._sock.recv(2**16) and self.waiting_since < math.inf:
                     gevent.sleep(0)  # A fast client would otherwise be served before all others.
+        self._arrival.close()
         self._sock.close()
 
     def _begin(self) -> None:
