@@ -243,7 +243,8 @@ class Response:
         self._is_head = is_head
         self._may_be_chunked = may_be_chunked
         self._request_body = request_body
-        self._head = b""  # The application's part of the head, once it has called start().
+        self._status_line = b""  # This and the lines are the application's part of the head.
+        self._lines = b""
         self._has_body = not is_head
         self._is_begun = False  # The head has been sent.
         self._is_chunked = False
@@ -259,20 +260,21 @@ class Response:
         """
         if exc_info and self._is_begun:
             raise exc_info[1].with_traceback(exc_info[2])
-        if self._head and not exc_info:
+        if self._status_line and not exc_info:
             raise RuntimeError("start_response() was called a second time, without exc_info")
         values = {name.lower(): value for name, value in headers}
         if not hop_headers.isdisjoint(values):
             # These are about the connection, so they are ours (PEP 3333, "Other HTTP Features").
             headers = [each for each in headers if each[0].lower() not in hop_headers]
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        head = f"HTTP/1.1 {status}\r\n{lines}"
-        if head.count("\r") + head.count("\n") != 2 + 2 * len(headers):
+        head = status + lines
+        if head.count("\r") + head.count("\n") != 2 * len(headers):
             raise ValueError("the status or a header contains a line break")
         length = values.get("content-length")
         self._bytes_left = None if length is None else int(length)
         self._has_body = not self._is_head and status[:3] not in ("204", "304")
-        self._head = head.encode("latin-1")
+        self._status_line = f"HTTP/1.1 {status}\r\n".encode("latin-1")
+        self._lines = lines.encode("latin-1")
         return self.write
 
     def send(self, blocks: Iterable[bytes]) -> None:
@@ -320,7 +322,7 @@ class Response:
 
     def _make_head(self) -> bytes:
         """Return the head, and decide where the body and the connection end."""
-        if not self._head:
+        if not self._status_line:
             raise RuntimeError("the application has not called start_response()")
         self._is_begun = True
         framing = ""
@@ -351,15 +353,15 @@ class Response:
             or is_unread(self._request_body)
         )
         option = "keep-alive" if self.goes_on else "close"
-        ours = f"Date: {self._worker.date}\r\nConnection: {option}\r\n{framing}\r\n"
-        return self._head + ours.encode()
+        ours = f"Date: {self._worker.date}\r\nConnection: {option}\r\n{framing}"
+        return b"%b%b%b\r\n" % (self._status_line, ours.encode(), self._lines)
 
     def fail(self) -> None:
         """Send an error, or, if a part of a response has been sent, let the connection end."""
         if self._is_begun:
             self.goes_on = False
             return
-        self._head = b""
+        self._status_line = b""
         self.start("500 Internal Server Error", [("Content-Type", "application/json")])
         self.send([FAILED])
 
