@@ -131,6 +131,8 @@ def openapi() -> Any:
 class App(Bottle):
     """A Bottle application that gives each request an id, logs it, and answers errors in JSON."""
 
+    answers_refusals = True  # require_http() answers what worker.py has refused.
+
     def wsgi(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request. Its id is the client's own if that is fit for a log, or a new one."""
         began = time.monotonic()

@@ -6,11 +6,13 @@ responses into bytes. It knows no route and no plant. docs/code.md lists what it
 
 import contextlib
 import io
+import json
 import math
 import socket
 import sys
 import time
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
@@ -39,8 +41,6 @@ REFUSALS = {
     "LimitRequestLine": (414, "the first line of the request is too long"),
     "UnsupportedTransferCoding": (501, "Transfer-Encoding must be chunked or left out"),
 }
-# The body of the response if the application raises an exception before it has sent anything.
-FAILED = b'{"error": 500, "message": "the service failed"}\n'
 
 
 class Worker(GeventWorker):
@@ -183,8 +183,19 @@ class Worker(GeventWorker):
         return self.call_application(environ, response, connection)
 
     def refuse(self, error: ParseException, connection: "Connection", address: Any) -> None:
-        """Let the application answer what gunicorn's parser has refused. It is the last request."""
+        """Answer what gunicorn's parser has refused. It is the last request of the connection.
+
+        Our application does that itself, so that the response and the log are as for any other
+        request. Any other application would take it for a request.
+        """
         name = type(error).__name__
+        status, message = REFUSALS.get(name, (400, "the request is not valid HTTP"))
+        # The parser may have stopped before it knew the method.
+        is_head = connection.first_bytes.lstrip(b"\r\n").startswith(b"HEAD ")
+        response = Response(self, connection, is_head=is_head)
+        if not getattr(self.wsgi, "answers_refusals", False):
+            response.send_error(status, message)
+            return
         environ = {
             **self.base_environ,
             "REQUEST_METHOD": "-",
@@ -194,12 +205,10 @@ class Worker(GeventWorker):
             "REMOTE_ADDR": address and address[0],
             "wsgi.url_scheme": "http",
             "wsgi.input": io.BytesIO(),
-            "plants.refusal": REFUSALS.get(name, (400, "the request is not valid HTTP")),
+            "plants.refusal": (status, message),
             "plants.log": {"reason": name},
         }
-        # The parser may have stopped before it knew the method.
-        is_head = connection.first_bytes.lstrip(b"\r\n").startswith(b"HEAD ")
-        self.call_application(environ, Response(self, connection, is_head=is_head), connection)
+        self.call_application(environ, response, connection)
 
     def call_application(
         self, environ: Any, response: "Response", connection: "Connection"
@@ -360,10 +369,14 @@ class Response:
         """Send an error, or, if a part of a response has been sent, let the connection end."""
         if self._is_begun:
             self.goes_on = False
-            return
-        self._status_line = b""
-        self.start("500 Internal Server Error", [("Content-Type", "application/json")])
-        self.send([FAILED])
+        else:
+            self.send_error(500, "the service failed")
+
+    def send_error(self, status: int, message: str) -> None:
+        """Send an error of the worker's own, in the form of schemas/error.json."""
+        self._status_line = b""  # It replaces what the application has started.
+        self.start(f"{status} {HTTPStatus(status).phrase}", [("Content-Type", "application/json")])
+        self.send([json.dumps({"error": status, "message": message}).encode() + b"\n"])
 
 
 class Connection:

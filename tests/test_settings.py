@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from tests.support.server import HERE, PATIENT, SHORT, STORED, fails_with, receive, wait_until
-from tests.support.wire import CLOSE, MONSTERA, NOWHERE, Writers, post, statuses
+from tests.support.wire import CLOSE, MONSTERA, NOWHERE, Writers, answers, post, statuses
 
 REFUSED = {  # Arguments, and the line that ends the start.
     "--certfile=cert.pem": "--certfile is not supported: .* use a proxy or a platform",
@@ -71,9 +71,18 @@ def test_a_service_that_listens_on_no_tcp_address_says_that_it_needs_a_token(ser
     wait_until(lambda: "PLANTS_TOKENS is not set, so no client can store a plant" in server.err)
 
 
+OTHER = """
+def app(environ, start_response):
+    start_response("200 OK", [])
+    return [b"other"]
+"""
+
+
 def test_another_application_runs_without_a_database_of_ours(serve, database, tmp_path):
-    """Its workers end without a traceback, too. Server looks for one."""
-    (tmp_path / "other.py").write_text("def app(environ, start_response):\n    return []\n")
+    """It is not called for what is no request. Its workers end without a traceback, too."""
+    (tmp_path / "other.py").write_text(OTHER)
     server = serve("other:app", f"--pythonpath={tmp_path}", PLANTS_TOKENS=None, WEB_CONCURRENCY="1")
-    server.workers(1)
+    assert server.send(NOWHERE, ends=True).endswith(b"other")
+    expected = {"error": 400, "message": "the request is not valid HTTP"}
+    assert answers(server.send(b"nonsense\r\n\r\n")) == [(400, expected)]
     assert server.stop() == 0 and not server.said() and not database.exists()
