@@ -54,9 +54,7 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients that send one of the tokens."""
     app = App()
     app.config["storage"] = storage  # gunicorn.conf.py starts it and closes it.
-    app.add_hook("before_request", require_http)
-    app.add_hook("before_request", answer_options)
-    app.add_hook("before_request", guard_body)
+    app.add_hook("before_request", begin_request)
     app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.
     # From here on, each route needs a token, unless it says skip="token". Bottle applies no plugin
     # to a mounted application. To guard one, write app.mount("/sub/", other.wsgi, skip=[]).
@@ -221,9 +219,19 @@ class BearerToken:
         environ["plants.log"]["token"] = digest.hex()[:8]
 
 
-def require_http() -> None:
-    """Raise HTTPError if worker.py refused the request, or unless it has exactly one Host."""
+def begin_request() -> None:
+    """Do what comes before the routes of all requests. Raises HTTPResponse or HTTPError."""
     environ = request.environ
+    require_http(environ)
+    if environ["REQUEST_METHOD"] == "OPTIONS":
+        answer_options(environ)
+    # Otherwise, a client that is too slow or sends too much would look like a bug in a route that
+    # reads the body by request.json and the like.
+    environ["wsgi.input"] = Body(environ["wsgi.input"])
+
+
+def require_http(environ: Mapping[str, Any]) -> None:
+    """Raise HTTPError if worker.py refused the request, or unless it has exactly one Host."""
     if refusal := environ.get("plants.refusal"):  # A status and a message.
         raise HTTPError(*refusal)
     # Every version but HTTP/1.0 requires exactly one Host (RFC 9112 section 3.2). Servers join two
@@ -233,17 +241,14 @@ def require_http() -> None:
         raise HTTPError(400, "send exactly one Host header")
 
 
-def answer_options() -> None:
-    """Raise HTTPResponse 204 if the client asks with OPTIONS for the methods of a path.
+def answer_options(environ: dict[str, Any]) -> None:
+    """Raise HTTPResponse 204 with the methods of a path, unless it has a route for OPTIONS.
 
     RFC 9110 section 9.3.7 defines OPTIONS. A browser also sends it as a preflight, to ask whether
-    a page of another origin may send a token. A route for OPTIONS is called instead, if there is
-    one.
+    a page of another origin may send a token.
     """
-    if request.environ["REQUEST_METHOD"] != "OPTIONS":
-        return
     try:
-        request.app.match(request.environ)
+        request.app.match(environ)
     except HTTPError as error:
         if error.status_code == 405:
             methods = ", ".join(list_methods(error))
@@ -254,15 +259,6 @@ def answer_options() -> None:
                 "Access-Control-Allow-Headers": "Authorization, *",
             }
             raise HTTPResponse(status=204, headers=headers) from None
-
-
-def guard_body() -> None:
-    """Let each route that reads the body raise an HTTPError if that fails, and no other exception.
-
-    Otherwise, a client that is too slow or sends too much would look like a bug in the route.
-    """
-    environ = request.environ
-    environ["wsgi.input"] = Body(environ["wsgi.input"])
 
 
 class Body:
