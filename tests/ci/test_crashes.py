@@ -53,10 +53,10 @@ class Trace:
     def answers(self, request_id: str, status: str) -> list[Call]:
         """Return the responses with this request id whose status begins with `status`.
 
-        A response that was sent in several pieces is not among them.
+        A response that was sent by several calls is not among them.
         """
         head, line = f'"HTTP/1.1 {status}', rf"X-Request-ID: {request_id}\r\n"
-        answers = [call for call in self.calls if call.name == "sendto" and head in call.text]
+        answers = [call for call in self.calls if call.name == "sendmsg" and head in call.text]
         return [call for call in answers if line in call.text and '}\\n", ' in call.text]
 
     def has_sync(self, begin: int, end: int) -> bool:
@@ -71,7 +71,7 @@ class Trace:
 @pytest.fixture
 def traced(serve, tmp_path) -> Callable[..., Server]:
     """A function that starts the service under strace, which fills the file `trace`."""
-    calls = "trace=pwrite64,fsync,fdatasync,sendto"
+    calls = "trace=pwrite64,fsync,fdatasync,sendmsg"
     strace = f"strace -f -qq -yy --seccomp-bpf -s 5000 -e {calls}".split()
     command = [*strace, "-o", f"{tmp_path}/trace", *HERE]
     return lambda **environment: serve(command=command, **environment)
