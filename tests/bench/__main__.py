@@ -1,4 +1,4 @@
-"""Measure the service beside the servers that people would pick instead: `python tests/bench`.
+"""Compare the service with the servers that people would pick instead: `python tests/bench`.
 
 Needs the Debian packages that results.md names, and installs everything else into `.build` beside
 this file. Writes results.md and chart.svg. The servers run on this machine, one at a time and in
@@ -26,7 +26,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--against", metavar="COMMIT", help="compare with this commit's service")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=4, help="of each run")
+    parser.add_argument("--seconds", type=int, default=3, help="of each run")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, help="only these; no files")
     options = parser.parse_args()
     if missing := missing_packages(peers=not options.against):
