@@ -279,7 +279,7 @@ class Body:
         except Exception:
             # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
             # request that is longer than its MAX_REQUEST_BYTES, too.
-            message = "the chunked encoding is invalid, or the request exceeds 32 KiB"
+            message = "the chunked encoding is invalid, or the request is too long"
             raise HTTPError(400, message) from None
 
 

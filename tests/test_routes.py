@@ -202,7 +202,7 @@ def test_a_body_that_is_too_long_is_the_clients_mistake_in_every_route(ask):
     """Not a bug in the route that reads it. worker.py reads no more than 32 KiB of a request."""
     status, _, body, line = ask("/upload", "POST", b"x" * 2**16)
     assert (status, json.loads(body)["error"]) == (400, 400)
-    assert line["reason"] == "the chunked encoding is invalid, or the request exceeds 32 KiB"
+    assert line["reason"] == "the chunked encoding is invalid, or the request is too long"
 
 
 def test_a_dict_is_json_and_the_routes_own_header_replaces_that_of_the_service(ask):
