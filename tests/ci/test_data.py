@@ -815,8 +815,8 @@ def test_a_server_is_set_up(serve, tmp_path, postgresql):
         assert server.post(MONSTERA)[0] == STORED
     see = block("sh", 'psql "$server" -c \'SELECT * FROM plants')
     assert "7 | Monstera | indoor" in type_here(tmp_path, f"server='{url}'", see)
-    level = "SELECT setconfig FROM pg_db_role_setting JOIN pg_roles ON oid = setrole"
-    assert postgresql.execute(level) == [(["log_min_error_statement=panic"],)]
+    find = "SELECT setconfig FROM pg_db_role_setting JOIN pg_roles ON oid = setrole"
+    assert postgresql.execute(f"{find} WHERE rolname = 'plants'") == [(["log_min_error_statement=panic"],)]
     postgresql.execute("DROP DATABASE plants WITH (FORCE)")
     postgresql.execute("DROP ROLE plants")
 
