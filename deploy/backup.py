@@ -44,7 +44,10 @@ def main() -> None:
     folder = os.path.abspath(arguments.folder or os.path.join(os.path.dirname(path), "backups"))
     try:
         if not os.path.isfile(path):
-            sys.exit(f"{path} is missing or no file: read docs/data.md before you restart")
+            sys.exit(
+                f"{path} is missing, no file or not yours to read: is DATABASE_URL loaded? If so, "
+                "read docs/data.md before you restart"
+            )
         become_owner(path)
         with make_folder(folder), lock_folder(folder):
             copy, count = back_up(path, folder)

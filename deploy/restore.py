@@ -46,6 +46,7 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
 # Other errors, such as a lock or a full disk, say nothing about what can be read.
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A sector of the disk.
+NO_FILE = "if there should have been a file, DATABASE_URL is wrong"
 Row = tuple[Any, ...]
 
 
@@ -88,7 +89,11 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
                 sync(new)
                 replaced = swap(path, new, descriptor)
     if not replaced:
-        return [f"{path}: there was no file before, {after} plants now", *merged]
+        return [
+            f"{path}: there was no file before, {after} plants now",
+            NO_FILE,
+            *merged,
+        ]
     was = "an unknown number of" if before is None else before
     report = f"{path}: {was} plants before, {after} now"
     return [report, *merged, f"the old files are in {replaced}"]
@@ -165,7 +170,7 @@ def merge(path: str, new: str) -> list[str]:
 def add_plants(
     reader: "Reader", database: sqlite3.Connection, ends: list[int]
 ) -> tuple[int, list[int]]:
-    """Add the plants that a database does not have. Each range of ids ends with one of `ends`.
+    """Add the plants that a database does not have. `ends` are the last ids of pages.
 
     Return how many were added, and the ids that have other values in the database.
     """
@@ -174,21 +179,21 @@ def add_plants(
     names, marks = ", ".join(map(quote, reader.columns)), ", ".join("?" * len(reader.columns))
     find = f"SELECT {names} FROM plants WHERE id = ?"
     insert = f"INSERT INTO plants ({names}) VALUES ({marks})"
-    added, differing = 0, []
+    added = 0
+    differing: dict[int, None] = {}  # A plant may be read twice.
     database.execute("BEGIN")
-    for previous, last in pairwise(ends):
-        for row in reader.read(previous + 1, last):
-            there = database.execute(find, row[:1]).fetchone()
-            if there is None:
-                try:
-                    database.execute(insert, row)
-                    added += 1
-                except sqlite3.IntegrityError:  # What was read is no plant.
-                    reader.unread.append((row[0], row[0]))
-            elif there != row:
-                differing.append(row[0])
+    for row in reader.read_all(ends):
+        there = database.execute(find, row[:1]).fetchone()
+        if there is None:
+            try:
+                database.execute(insert, row)
+                added += 1
+            except sqlite3.IntegrityError:  # What was read is no plant.
+                reader.unread.append((row[0], row[0]))
+        elif there != row:
+            differing[row[0]] = None
     database.execute("COMMIT")
-    return added, differing
+    return added, list(differing)
 
 
 def quote(name: str) -> str:
@@ -212,10 +217,21 @@ class Reader:
         names = ", ".join(map(quote, self.columns))
         self._query = f"SELECT {names} FROM plants WHERE id "
 
-    def read(self, first: int, last: int) -> list[Row]:
-        """Return the plants with these ids. If some can't be read, return all others."""
+    def read_all(self, ends: list[int]) -> Iterator[Row]:
+        """Yield all plants that can be read, some twice. `ends` are the last ids of pages."""
         if not self.columns:
-            return []
+            return
+        names = ", ".join(map(quote, self.columns))
+        # The table in its own order finds plants also on a page that is in a wrong place, where a
+        # search by id would not look for them. It ends at the first page that can't be read.
+        with contextlib.suppress(sqlite3.Error):
+            yield from self._database.execute(f"SELECT {names} FROM plants NOT INDEXED")
+            return
+        for previous, last in pairwise(ends):
+            yield from self._read(previous + 1, last)
+
+    def _read(self, first: int, last: int) -> list[Row]:
+        """Return the plants with these ids. If some can't be read, return all others."""
         with contextlib.suppress(sqlite3.Error):
             return self._database.execute(self._query + "BETWEEN ? AND ?", (first, last)).fetchall()
         rows = []

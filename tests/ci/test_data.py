@@ -619,6 +619,47 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(tmp_path, database, ur
     assert sum(last - first < 2**60 for first, last in unread) >= len(unread) - 1
 
 
+def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
+    """A disk may write a page to the place of another one. A search by id goes past its plants."""
+    make(tmp_path / "backup.db", {})
+    make(database, {number: "n" * 500 for number in range(300)})
+    plants = read_rows(url)
+    content = bytearray(database.read_bytes())
+    one, other = slice(10 * PAGE, 11 * PAGE), slice(20 * PAGE, 21 * PAGE)
+    content[one], content[other] = content[other], content[one]
+    database.write_bytes(content)
+    assert len([row for row in plants if row in read_one(database, row[0])]) < 300
+    succeed("restore", tmp_path / "backup.db", "--merge")
+    assert read_rows(url) == plants
+
+
+def test_a_file_whose_first_page_is_damaged_gets_one_from_an_empty_file(tmp_path, database, url):
+    """The page's commands do this. Nothing says where the other pages are, but these are there."""
+    empty = make(tmp_path / "empty.db", {})
+    make(database, {number: "n" * 500 for number in range(300)})
+    plants = read_rows(url)
+    overwrite(database, 0)
+    overwrite(database, 0, PAGE // 2)
+    printed = succeed("restore", empty, "--merge")
+    assert "ids -9223372036854775808 to 9223372036854775807 of the old file" in printed
+    commands = block("sh", "old=$(ls -d replaced-").replace("/var/tmp", str(tmp_path))
+    type_here(tmp_path, commands, cwd=tmp_path)
+    succeed("restore", tmp_path / "copy.db", "--merge")
+    assert read_rows(url) == plants
+
+
+def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url):
+    """The page's commands keep the owner. Whoever has the folder can use the copy."""
+    make(database, {1: "n"})
+    os.chown(tmp_path, OTHER, OTHER)
+    (tmp_path / "plants.db-wal").touch()
+    commands = block("sh", "mkdir -p /mnt/disk/plants").replace("/var/lib/plants", str(tmp_path))
+    type_here(tmp_path, commands.replace("/mnt/disk", f"{tmp_path}/disk"))
+    copy = tmp_path / "disk" / "plants" / "plants.db"
+    assert read_rows(f"sqlite:///{copy}") == read_rows(url)
+    assert {each.stat().st_uid for each in (copy, copy.parent)} == {OTHER}
+
+
 def test_the_wal_says_which_pages_a_damaged_file_has(tmp_path, database, url):
     """The page with the list of all others is damaged in the file. The -wal has a newer one."""
     make(tmp_path / "backup.db", {})
@@ -767,20 +808,19 @@ def test_after_a_crash_sqlite3_copies_the_wal_into_the_file(serve, tmp_path):
 
 
 def test_a_full_disk_has_room_again_without_a_restart(serve, small_disk):
-    """The page's commands delete old backups, and keep the newest three."""
+    """The page's commands delete small backups, and keep the largest three."""
     server = serve(DATABASE_URL=f"sqlite:///{small_disk}/plants.db")
     assert server.post(MONSTERA)[0] == STORED
     (folder := small_disk / "backups").mkdir()
     for number in range(6):
-        (folder / f"plants-{number}.db").write_bytes(bytes(2**18))
-        os.utime(folder / f"plants-{number}.db", (number, number))
+        (folder / f"plants-{number}.db").write_bytes(bytes(2**18 + number))
     with contextlib.suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
         while True:
             ballast.write(bytes(2**12))
     big = {"id": 8, "name": "n" * 10_000}
     wait_until(lambda: server.post({**big, "id": time.monotonic_ns()})[0] == 503)
     assert "100%" in type_here(small_disk, block("sh", "df -h ."), cwd=small_disk)
-    type_here(small_disk, block("sh", "ls -t backups/plants-"), cwd=small_disk)
+    type_here(small_disk, block("sh", "ls -S backups/plants-"), cwd=small_disk)
     assert sorted(each.name for each in folder.glob("plants-*.db")) == [
         f"plants-{number}.db" for number in (3, 4, 5)
     ]
@@ -816,7 +856,9 @@ def test_a_server_is_set_up(serve, tmp_path, postgresql):
     see = block("sh", 'psql "$server" -c \'SELECT * FROM plants')
     assert "7 | Monstera | indoor" in type_here(tmp_path, f"server='{url}'", see)
     find = "SELECT setconfig FROM pg_db_role_setting JOIN pg_roles ON oid = setrole"
-    assert postgresql.execute(f"{find} WHERE rolname = 'plants'") == [(["log_min_error_statement=panic"],)]
+    assert postgresql.execute(f"{find} WHERE rolname = 'plants'") == [
+        (["log_min_error_statement=panic"],)
+    ]
     postgresql.execute("DROP DATABASE plants WITH (FORCE)")
     postgresql.execute("DROP ROLE plants")
 
