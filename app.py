@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -272,14 +272,29 @@ class Body:
 
     def read(self, *size: int) -> Any:
         """Read as wsgi.input does. Raises HTTPError."""
+        return self._call(self._stream.read, *size)
+
+    def readline(self, *size: int) -> Any:
+        """Read a line as wsgi.input does. Raises HTTPError."""
+        return self._call(self._stream.readline, *size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the lines. Raises HTTPError."""
+        return iter(self.readline, b"")
+
+    def readlines(self, *hint: int) -> list[bytes]:
+        """Return all lines. Raises HTTPError."""
+        return list(self)
+
+    def _call(self, read: Callable[..., Any], *size: int) -> Any:
         try:
-            return self._stream.read(*size)
+            return read(*size)
         except OSError:  # With a 408, the client may send the request again (RFC 9110, 15.5.9).
             raise HTTPError(408, INCOMPLETE) from None
         except Exception:
             # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
             # request that is longer than its MAX_REQUEST_BYTES, too.
-            message = "the chunked encoding is invalid, or the request is too long"
+            message = "the request is too long, or its chunks are not valid"
             raise HTTPError(400, message) from None
 
 

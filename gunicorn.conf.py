@@ -38,7 +38,12 @@ def on_starting(server: Any) -> None:
         is_set = getattr(server.cfg, name) != server.cfg.settings[name].default
         if is_set and server.cfg.worker_class_str == worker_class:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
-    if server.app.app_uri != wsgi_app:  # Somebody else's application opens no database of ours.
+    # Only our application begins in the worker. Any other one would be loaded before gevent patches
+    # the worker, and all clients would share what it keeps for each of them.
+    is_ours = server.app.app_uri == wsgi_app
+    if server.cfg.preload_app and server.cfg.worker_class_str == worker_class and not is_ours:
+        sys.exit(f"--preload mixes up the clients of an application other than {wsgi_app}")
+    if not is_ours:  # Somebody else's application opens no database of ours.
         return
     # Run start.py as the user that the workers become: the workers must be able to write the files
     # that it makes.

@@ -25,7 +25,8 @@ from gunicorn.util import hop_headers, http_date
 from gunicorn.workers.ggevent import GeventWorker
 
 EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection closes another one
-EVICT_AFTER = 1.0  # seconds: as long as there is a place left, only older waits end like this
+EVICT_AFTER = 1.0  # seconds: up to EVICT_ANY_ABOVE, only older waits end like this
+EVICT_ANY_ABOVE = 0.95  # of worker_connections
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
 SEND_BUFFER = 2**15  # bytes of responses that the system keeps for a client that does not read them
 # Seconds for a request to arrive, and for a client to take some of a response that is being sent.
@@ -123,6 +124,7 @@ class Worker(GeventWorker):
         connection = Connection(sock, self.cfg.keepalive or REQUEST_TIMEOUT)
         self.connections.add(connection)
         parser = RequestParser(self.cfg, connection, address)
+        refused = None
         try:
             try:
                 for request in parser:
@@ -134,7 +136,11 @@ class Worker(GeventWorker):
                     if early:
                         gevent.sleep(0)  # Serve other connections first.
             except ParseException as error:
-                self.refuse(error, connection, address)
+                refused = error
+            # Not within `except`: the traceback of an application that fails would show the error,
+            # which may quote a token.
+            if refused:
+                self.refuse(refused, connection, address)
         except OSError:  # The client is gone, or was aborted.
             pass
         except Exception:
@@ -146,14 +152,15 @@ class Worker(GeventWorker):
     def make_room(self) -> None:
         """If there are too many connections, close the one that we have waited for longest.
 
-        As long as there is a place left, each client gets a second to send its request. While most
-        requests wait for the storage, clients that have just connected would be closed otherwise.
+        Until places are few, each client gets a second to send its request. While most requests
+        wait for the storage, clients that have just connected would be closed otherwise.
         """
         if len(self.connections) < EVICT_ABOVE * self.worker_connections:
             return
         # An aborted connection takes some rounds of the event loop to end. Abort another one.
         oldest = min(self.connections, key=lambda each: (each.is_aborted, each.waiting_since))
-        is_full = len(self.connections) >= self.worker_connections
+        # If few places were left, each would only be taken by connections that are about to end.
+        is_full = len(self.connections) >= EVICT_ANY_ABOVE * self.worker_connections
         if is_full or time.monotonic() > oldest.waiting_since + EVICT_AFTER:
             oldest.abort()
 
@@ -224,7 +231,7 @@ class Worker(GeventWorker):
             finally:
                 if hasattr(blocks, "close"):
                     blocks.close()
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, gevent.Timeout) as error:
             if isinstance(error, OSError) and (connection.is_sending or connection.is_aborted):
                 raise
             self.log.exception("the application failed")
@@ -317,6 +324,12 @@ class Response:
         pieces: list[bytes | memoryview] = []
         if not self._is_begun:
             pieces.append(self._make_head())
+        else:
+            # Sending seldom waits for a client that reads quickly. Serve other connections first.
+            gevent.sleep(0)
+            # A stream may last for ever, so a new client can take its place.
+            if self._connection.is_aborted:
+                raise TimeoutError("the connection was aborted")
         if self._is_chunked:
             pieces += [b"%x\r\n" % len(block), block, b"\r\n"]
         elif self._bytes_left is None:

@@ -166,7 +166,10 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
         if old > count:
             complaints.append(f"{copy} has {old} plants")
         elif number > keep:
-            os.remove(copy)
+            try:
+                os.remove(copy)
+            except OSError as error:
+                complaints.append(f"{copy} can't be deleted ({error})")
     if complaints:
         sys.exit(
             f"the new copy has {count} plants, but {'; '.join(complaints)}; nothing of this was "

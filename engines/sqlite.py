@@ -167,13 +167,8 @@ class SQLiteEngine(Engine):
             self._require_first()
             # SQLite would create a file that everybody may read.
             os.close(os.open(self._path, os.O_CREAT, 0o600))
-        # If the -wal or the -shm was deleted while another process has the file open, that process
-        # still uses the deleted ones. We would make new ones, and the two processes would destroy
-        # the file. So refuse it if a process holds the lock that belongs to every open file, on the
-        # bytes SHARED_FIRST and SHARED_SIZE (sqlite.org/src/file/src/os.h).
-        elif not file_ids(self._path):
-            with open(self._path, "rb+") as file, translate_errors(f"{self._path} {GONE}"):
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)
+        elif self._is_exchanged():
+            raise Unavailable(f"{self._path} {GONE}")
         # Fail cleanly if the disk is full: SQLite would map 32 KiB of -shm there and die of SIGBUS.
         with tempfile.TemporaryFile(dir=self._folder) as trial:
             trial.write(bytes(2**16))
@@ -200,6 +195,18 @@ class SQLiteEngine(Engine):
         # is not among them.
         self._files = [(before.st_dev, before.st_ino), *file_ids(self._path)[1:]]
         return connection
+
+    def _is_exchanged(self) -> bool:
+        """Tell if processes have files open that are no longer those at our paths.
+
+        They go on using the deleted files. We would use those that have taken the names, or make
+        new ones, and together we would destroy the database.
+        """
+        # Whoever has the database open holds a lock on the file, on the bytes SHARED_FIRST and
+        # SHARED_SIZE, and one on the -shm, on UNIX_SHM_DMS (sqlite.org/src/file/src/os_unix.c).
+        has_file = is_locked(self._path, 2**30 + 2, 510)
+        has_index = is_locked(f"{self._path}-shm", 128, 1)
+        return has_file != has_index or (has_file and not os.path.exists(f"{self._path}-wal"))
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create the table in a new file, and make durable what is in any other one."""
@@ -240,6 +247,18 @@ def write(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Mapping[in
         return stored
     found = connection.execute(FIND.format(ids=", ".join(map(str, stored)))).fetchall()
     return {plant.id: plant for plant in map(Plant._make, found)}
+
+
+def is_locked(path: str, first: int, count: int) -> bool:
+    """Tell if a process has locked these bytes of a file. Closing a file ends our own locks."""
+    try:
+        with open(path, "rb+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, count, first)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def file_ids(path: str) -> list[tuple[int, int]]:

@@ -29,6 +29,12 @@ def test_a_setting_that_would_not_do_what_it_says_ends_the_start_in_one_line(ser
     assert not database.exists()
 
 
+def test_another_application_is_not_preloaded(serve):
+    """The worker's greenlets would share what it keeps for each client, as Bottle does."""
+    server = serve("bottle:app", "--preload")
+    fails_with(server, "--preload mixes up the clients of an application other than start:get_app")
+
+
 def test_with_keep_alive_0_a_connection_ends_after_one_response(serve, send):
     """The response says so. A client may still connect some time before it sends its request."""
     server = serve(PATIENT, "--keep-alive=0", WEB_CONCURRENCY="1")

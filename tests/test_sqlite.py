@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -295,6 +296,25 @@ def test_no_process_opens_a_file_of_which_another_one_has_deleted_parts_open(
     for suffix in deleted:
         os.remove(f"{database}{suffix}")
     fails_with(serve(command=[sys.executable, "start.py"]), GONE)
+
+
+@pytest.mark.parametrize("exchanged", [["-shm"], ["-shm", "-wal"], [""]])
+def test_no_process_opens_a_file_of_which_parts_are_new_while_another_one_has_the_old_ones(
+    engine, serve, database, exchanged
+):
+    """A look at the plants makes the files that were deleted again, or somebody copies a backup."""
+    engine.insert([ONE], 100)
+    # Not by this process: its locks would end when it closes the file.
+    subprocess.run(["cp", database, backup := database.with_name("backup")], check=True)
+    for suffix in exchanged:
+        os.remove(f"{database}{suffix}")
+    if "" in exchanged:
+        os.rename(backup, database)
+    # Closing the database deletes the -wal, so keep it open.
+    reader = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM plants')"
+    subprocess.run([sys.executable, "-c", f"{reader}; import os; os._exit(0)", str(database)])
+    fails_with(serve(command=START), GONE)
+    fails_with(serve(command=[*START, "--existing"]), GONE)
 
 
 def test_opening_the_file_copies_the_wal_into_it(engine, database, tmp_path):

@@ -1,11 +1,13 @@
 """The start and the stop of the service, as its operator sees them; and other WSGI servers."""
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +196,19 @@ def test_a_stop_prints_nothing_but_gunicorns_own_lines(serve, database):
         assert server.wait() == 0
         (said,) = server.said()
         assert re.fullmatch(words, said) and "secret-word" not in server.err + server.out
+
+
+def test_each_worker_opens_the_database_at_its_start(serve, database):
+    """One that opened it later, with its first request, might find another file in its place."""
+
+    def has_opened(worker: int) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # It may close others meanwhile.
+            links = map(os.readlink, Path(f"/proc/{worker}/fd").iterdir())
+            return str(database) in links
+        return False
+
+    for worker in serve(WEB_CONCURRENCY="2").workers():
+        wait_until(lambda worker=worker: has_opened(worker))
 
 
 def test_workers_do_not_outlive_their_master(serve):

@@ -165,7 +165,7 @@ def test_a_request_that_gives_up_leaves_the_queue(memory, engine, monkeypatch):
                 for use in (lambda: memory.check(0.05), lambda: memory.add(ZERO)):
                     with pytest.raises(Unavailable, match="busy or hangs"):
                         use()
-            engine.before_check = disk.wait
+                engine.before_check = disk.wait
     assert engine.inserts == [[]]
     disk.set()
     memory.add(*plants(1))

@@ -789,7 +789,7 @@ def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_p
         # by itself.
         program.stdin.write(".timeout 30000\nBEGIN IMMEDIATE;\n")
         program.stdin.flush()
-        line = rf"(?m)^sqlite3 +{program.pid} WRITE {database}-shm$"
+        line = rf"(?m)^sqlite3 +{program.pid} WRITE +{database}-shm$"
         wait_until(lambda: re.search(line, type_here(tmp_path, f"({look}) || true")))
         wait_until(lambda: server.health() == 503)
         type_here(tmp_path, block("sh", "kill").replace("5162", str(program.pid)))
