@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bottle import Bottle, HTTPError, HTTPResponse, JSONPlugin, request, response
+from bottle import Bottle, HTTPError, HTTPResponse, JSONPlugin, Router, request, response
 
 from plant import SCHEMAS, InvalidPlant, parse_new_plant, read_schema
 from storage import Conflict, Rejected, Storage, Unavailable
@@ -35,9 +35,8 @@ INCOMPLETE = "the body was incomplete or too slow; send it again"
 # Clients get this text for every Unavailable. The reason is for the operator, in the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
-# How the texts of Bottle begin if no route has the path, or none has the method, and if a route has
-# returned a value that Bottle can't make a body of. Nothing else tells these errors from others.
-NO_ROUTE = "Not found: ", "Method not allowed."
+# How Bottle's text begins if a route has returned a value that Bottle can't make a body of. Nothing
+# else tells this error from abort(500, text).
 UNSUPPORTED = "Unsupported response type: "
 COMMON_HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
@@ -47,12 +46,12 @@ COMMON_HEADERS = [
     ("Access-Control-Allow-Origin", "*"),
     ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
 ]
-COMMON_NAMES = {"x-request-id", *(name.lower() for name, _ in COMMON_HEADERS)}
 
 
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients that send one of the tokens."""
     app = App()
+    app.__dict__["router"] = Routes()  # Bottle refuses a plain assignment, as a plugin could do it.
     app.config["storage"] = storage  # gunicorn.conf.py starts it and closes it.
     app.add_hook("before_request", begin_request)
     app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.
@@ -148,25 +147,25 @@ class App(Bottle):
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             nonlocal sent_status
             sent_status = status
-            common = [("X-Request-ID", request_id), *COMMON_HEADERS]
             own = {name.lower() for name, _ in headers}
-            if not own.isdisjoint(COMMON_NAMES):  # A route has set one of them, which stays.
-                common = [header for header in common if header[0].lower() not in own]
-            return start_response(status, headers + common, exc_info)
+            common = [("X-Request-ID", request_id), *COMMON_HEADERS]
+            # If a route has set one of them, that one stays.
+            headers = headers + [each for each in common if each[0].lower() not in own]
+            return start_response(status, headers, exc_info)
 
         body: Iterable[bytes] = super().wsgi(environ, start)
         status_code = int(sent_status[:3])
         if status_code >= 400:
-            log.setdefault("reason", sent_status[:REASON_LIMIT])  # It was no HTTPError.
+            log.setdefault("reason", sent_status[:REASON_LIMIT])  # Unless it was an HTTPError.
         write_log(environ, status_code, time.monotonic() - began, request_id)
         return body
 
     def _cast(self, out: Any) -> Any:
         """Return the body of what a route has returned or raised, as Bottle does.
 
-        Notes why a request fails: Bottle would tell only the handler for that status. If Bottle
-        can't make a body, because of text that UTF-8 can't encode or a bug in such a handler, this
-        returns the body of a 500, as after a bug in a route.
+        Notes for the log why a request fails: Bottle passes the error only to the handler of its
+        status. If Bottle can't make a body, because UTF-8 can't encode a text or such a handler has
+        a bug, this returns the body of a 500, as after a bug in a route.
         """
         try:
             if isinstance(out, HTTPError):
@@ -181,10 +180,42 @@ class App(Bottle):
     def default_error_handler(self, error: HTTPError) -> bytes:
         """Return the body of an error (schemas/error.json)."""
         message = find_message(error)[:MESSAGE_LIMIT]
-        if is_from_router(error, 405):
-            response.headers["Allow"] = ", ".join(list_methods(error))
         response.content_type = JSON
         return to_json({"error": error.status_code, "message": message})
+
+
+class Routes(Router):
+    """Bottle's router, with the service's own answers where no route has the path or the method."""
+
+    def match(self, environ: dict[str, Any]) -> Any:
+        """Return the route of a request. Raises HTTPError 404 or 405, or HTTPResponse 204.
+
+        RFC 9110 section 9.3.7 defines OPTIONS, which gets the 204. A browser also sends it as a
+        preflight, to ask whether a page of another origin may send a token. A route for OPTIONS is
+        called instead, if there is one.
+        """
+        try:
+            return super().match(environ)
+        except HTTPError as error:
+            if error.status_code == 404:
+                path = environ["PATH_INFO"]  # request.path would make one slash of two.
+                message = f"there is nothing at {path}; plants are created with POST /plants"
+                raise HTTPError(404, message) from None
+            methods = {"OPTIONS", *error.headers["Allow"].split(",")}
+        if "GET" in methods:  # Bottle answers HEAD by the route for GET.
+            methods.add("HEAD")
+        *others, last = sorted(methods)
+        allowed = f"{', '.join(others)}, {last}"
+        if environ["REQUEST_METHOD"] != "OPTIONS":
+            message = f"method not allowed; use {', '.join(others)} or {last}"
+            raise HTTPError(405, message, Allow=allowed)
+        headers = {
+            "Allow": allowed,
+            "Access-Control-Allow-Methods": allowed,
+            # The asterisk does not stand for Authorization (fetch.spec.whatwg.org).
+            "Access-Control-Allow-Headers": "Authorization, *",
+        }
+        raise HTTPResponse(status=204, headers=headers)
 
 
 class BearerToken:
@@ -220,11 +251,9 @@ class BearerToken:
 
 
 def begin_request() -> None:
-    """Do what comes before the routes of all requests. Raises HTTPResponse or HTTPError."""
+    """Do what comes before the routes of all requests. Raises HTTPError."""
     environ = request.environ
     require_http(environ)
-    if environ["REQUEST_METHOD"] == "OPTIONS":
-        answer_options(environ)
     # Otherwise, a client that is too slow or sends too much would look like a bug in a route that
     # reads the body by request.json and the like.
     environ["wsgi.input"] = Body(environ["wsgi.input"])
@@ -239,26 +268,6 @@ def require_http(environ: Mapping[str, Any]) -> None:
     host = environ.get("HTTP_HOST", "")
     if environ["SERVER_PROTOCOL"] != "HTTP/1.0" and (not host or "," in host):
         raise HTTPError(400, "send exactly one Host header")
-
-
-def answer_options(environ: dict[str, Any]) -> None:
-    """Raise HTTPResponse 204 with the methods of a path, unless it has a route for OPTIONS.
-
-    RFC 9110 section 9.3.7 defines OPTIONS. A browser also sends it as a preflight, to ask whether
-    a page of another origin may send a token.
-    """
-    try:
-        request.app.match(environ)
-    except HTTPError as error:
-        if error.status_code == 405:
-            methods = ", ".join(list_methods(error))
-            headers = {
-                "Allow": methods,
-                "Access-Control-Allow-Methods": methods,
-                # The asterisk does not stand for Authorization (fetch.spec.whatwg.org).
-                "Access-Control-Allow-Headers": "Authorization, *",
-            }
-            raise HTTPResponse(status=204, headers=headers) from None
 
 
 class Body:
@@ -322,23 +331,6 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
     return body
 
 
-def is_from_router(error: HTTPError, status: int) -> bool:
-    """Tell if Bottle raised this status because no route has the path, or none has the method.
-
-    A route, or a hook that is called before, may have called abort() with the same status.
-    """
-    has_no_route = "bottle.route" not in request.environ
-    return error.status_code == status and has_no_route and str(error.body).startswith(NO_ROUTE)
-
-
-def list_methods(error: HTTPError) -> list[str]:
-    """Return the methods that a path allows, from the 405 that Bottle's router has raised."""
-    methods = {"OPTIONS", *error.headers["Allow"].split(",")}
-    if "GET" in methods:  # Bottle answers HEAD by the route for GET.
-        methods.add("HEAD")
-    return sorted(methods)
-
-
 def is_bug(error: HTTPError) -> bool:
     """Tell if a 500 comes from an exception, or from a value that Bottle can't make a body of.
 
@@ -350,12 +342,6 @@ def is_bug(error: HTTPError) -> bool:
 
 def find_message(error: HTTPError) -> str:
     """Return what an error says to the client."""
-    if is_from_router(error, 404):
-        path = request.environ["PATH_INFO"]  # request.path would make one slash of two.
-        return f"there is nothing at {path}; plants are created with POST /plants"
-    if is_from_router(error, 405):
-        *methods, last = list_methods(error)
-        return f"method not allowed; use {', '.join(methods)} or {last}"
     if is_bug(error):
         return f"the service failed; {SAFE}"
     return str(error.body or error.status_line)
@@ -398,8 +384,8 @@ def write_log(environ: Mapping[str, Any], status: int, seconds: float, request_i
         "seconds": round(seconds, 4),
         "id": request_id,
     }
-    # A proxy puts the address of its client here. Any client can write it as well, so nothing is
-    # decided by it.
+    # A proxy puts the address of its client here. A client can send this header as well, so nothing
+    # depends on it.
     if forwarded := environ.get("HTTP_X_FORWARDED_FOR"):
         line["forwarded"] = forwarded[:FORWARDED_LIMIT]
     line.update(environ["plants.log"])

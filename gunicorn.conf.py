@@ -84,9 +84,9 @@ def post_fork(server: Any, worker: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    """Begin the application in the worker, in which gevent has patched everything by now.
+    """Make the application in the worker, where gevent has patched everything by now.
 
-    Before, worker.wsgi is the function that makes the application: wsgi_app does not call it.
+    Until then, worker.wsgi is the function that makes it: wsgi_app names that without calling it.
     """
     if worker.app.app_uri == wsgi_app:
         worker.wsgi = worker.wsgi()

@@ -1,8 +1,8 @@
 """The wiring: makes a storage and an application from the environment variables.
 
 gunicorn.conf.py runs this file once, before the workers start. Then each worker calls get_app().
-`python start.py` checks the settings by hand. It imports the service only inside its functions:
-gevent has to patch a worker first, but gunicorn's master imports this file with --preload.
+To check the settings by hand, run `python start.py`. This file imports the service only inside its
+functions: with --preload, gunicorn's master imports it before gevent has patched the workers.
 """
 
 import argparse

@@ -43,7 +43,7 @@ class Locked(Unavailable):
 
 
 class Misconfigured(Unavailable):
-    """Waiting will not help: a setting can never work, or the database is not the one it names."""
+    """Waiting will not help: a setting can never work, or the database lacks its table."""
 
 
 class Engine(abc.ABC):
@@ -70,9 +70,9 @@ class Engine(abc.ABC):
         Without plants, this is a health check: read the end of the table, where the next plant
         would go, and commit a small write that is as durable as a plant's.
 
-        Waits for a locked row for at most `lock_limit` milliseconds, not counting the time in which
-        a commit of another worker may hold it. Raises Rejected or Locked if
-        one of the plants may be at fault, and Unavailable otherwise.
+        Waits for a locked row for `lock_limit` milliseconds, plus the time for which a commit of
+        another worker may hold it. Raises Rejected or Locked if one of the plants may be at fault,
+        and Unavailable otherwise.
         """
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ IGNORED = Rejected("the plant was not stored: a trigger keeps it out")
 
 
 class Entry:
-    """A plant in the queue, or None for a health check. The writer settles it."""
+    """An entry of the queue: a plant, or a health check. The writer settles it."""
 
     def __init__(self, plant: Plant | None) -> None:
         self.plant = plant
@@ -111,8 +111,9 @@ class Storage:
     def __init__(self, engine: Engine) -> None:
         """Keep the engine for later: nothing is opened and no thread begins before start()."""
         self.engine = engine
-        # The first entry is a health check, so that each worker opens the file at its start. An
-        # idle one might otherwise first open it after it was replaced, and accept another file.
+        # The first entry is a health check, so that each worker opens the file at its start.
+        # Otherwise an idle worker might open it only after somebody has replaced it, and accept the
+        # other file.
         self._queue = deque([Entry(None)])
         self._batch: list[Entry] = []
         self._wake_up = threading.Event()  # set when there is something to do for the writer

@@ -24,7 +24,7 @@ from gunicorn.http.wsgi import base_environ
 from gunicorn.util import hop_headers, http_date
 from gunicorn.workers.ggevent import GeventWorker
 
-EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection closes another one
+EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection may close another one
 EVICT_AFTER = 1.0  # seconds: up to EVICT_ANY_ABOVE, only older waits end like this
 EVICT_ANY_ABOVE = 0.95  # of worker_connections
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
@@ -102,7 +102,7 @@ class Worker(GeventWorker):
             self.notify()
             gevent.sleep(self.check_interval / 10)
         for server in self.servers:
-            server.stop(timeout=0)  # Ends the greenlets, which closes what they send and read.
+            server.stop(timeout=0)  # Ends the greenlets. Each closes its blocks and its connection.
 
     def notify(self) -> None:
         """Tell the master that the worker is alive, and abort the connections that are late."""
@@ -253,15 +253,14 @@ class Response:
         may_be_chunked: bool = False,
         request_body: Body | None = None,
     ) -> None:
-        """Prepare the response. Without the request's body, the connection ends after it."""
+        """Prepare the response. If `request_body` is None, the connection ends afterwards."""
         self._worker = worker
         self._connection = connection
         self._is_head = is_head
         self._may_be_chunked = may_be_chunked
         self._request_body = request_body
-        self._status_line = b""  # This and the lines are the application's part of the head.
+        self._status_line = b""  # This and _lines are the application's part of the head.
         self._lines = b""
-        self._has_body = not is_head
         self._is_begun = False  # The head has been sent.
         self._is_chunked = False
         self._length: int | None = None  # of the whole body, if it is one block
@@ -271,8 +270,8 @@ class Response:
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         """Take status and headers from the application: this is PEP 3333's start_response().
 
-        Returns write(). The response of an error, which comes with `exc_info`, replaces the one
-        before. If that has been sent already, the error is raised again.
+        Returns write(). With `exc_info`, the response of an error replaces the previous one. If a
+        part of that has been sent already, this raises the error again.
         """
         if exc_info and self._is_begun:
             raise exc_info[1].with_traceback(exc_info[2])
@@ -280,7 +279,7 @@ class Response:
             raise RuntimeError("start_response() was called a second time, without exc_info")
         values = {name.lower(): value for name, value in headers}
         if not hop_headers.isdisjoint(values):
-            # These are about the connection, so they are ours (PEP 3333, "Other HTTP Features").
+            # Only the server sets headers about the connection (PEP 3333, "Other HTTP Features").
             headers = [each for each in headers if each[0].lower() not in hop_headers]
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         head = status + lines
@@ -288,7 +287,6 @@ class Response:
             raise ValueError("the status or a header contains a line break")
         length = values.get("content-length")
         self._bytes_left = None if length is None else int(length)
-        self._has_body = not self._is_head and status[:3] not in ("204", "304")
         self._status_line = f"HTTP/1.1 {status}\r\n".encode("latin-1")
         self._lines = lines.encode("latin-1")
         return self.write
@@ -319,7 +317,7 @@ class Response:
         """
         if not isinstance(block, bytes):
             raise TypeError(f"a block of a body must be bytes, not {type(block).__name__}")
-        if not block:  # Until something can be sent, the application may still fail.
+        if not block:  # The head waits for the first byte. Until then, an error can be a 500.
             return
         pieces: list[bytes | memoryview] = []
         if not self._is_begun:
@@ -349,7 +347,7 @@ class Response:
         self._is_begun = True
         framing = ""
         ends_with_connection = False
-        if not self._has_body:
+        if self._is_head or self._status_line[9:12] in (b"204", b"304"):
             # These responses have no body, whatever Content-Length says (RFC 9110, 6.4.1).
             self._bytes_left = 0
         elif self._bytes_left is not None:
@@ -413,7 +411,7 @@ class Connection:
     def expect_request(self, limit: float, early: bytes = b"") -> None:
         """Give the client `limit` seconds until its next request begins.
 
-        `early` is the part of it that arrived together with the request before.
+        `early` is the part of it that arrived together with the previous request.
         """
         self.first_bytes = early
         self._bytes_left = MAX_REQUEST_BYTES - len(early)
@@ -476,8 +474,8 @@ class Connection:
             sent = max(0, sent - len(piece))
             while rest:
                 self._wait_for_client(REQUEST_TIMEOUT)  # It has taken some, so it gets more time.
-                # Send no more than the system keeps at once. On loopback it would send a part of a
-                # packet, and wait 40 ms until the client confirms that: 12 s for 20 MB.
+                # Send no more at once than the system's buffer holds. On loopback, the system would
+                # send a part of a packet and wait 40 ms for its acknowledgement: 12 s for 20 MB.
                 rest = rest[self._sock.send(rest[:SEND_BUFFER]) :]
 
     def abort(self) -> None:

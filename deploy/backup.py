@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def begin() -> None:
-    """Make private files only. End as after an error, with its cleaning up, at each signal."""
+    """Make private files only. On a signal, clean up and exit as after an error."""
     os.umask(0o77)
     for number in SIGNALS:
         signal.signal(number, lambda *_: sys.exit("stopped"))
@@ -79,7 +79,7 @@ def get_path() -> str:
 
 
 def become_owner(path: str) -> None:
-    """If root runs this, go on as the owner of the database: everything made is theirs then.
+    """If root runs this, go on as the owner of the database, who then owns all that is made.
 
     Root may have left a file there, so the first owner who is not root counts.
     """
@@ -172,14 +172,14 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
                 complaints.append(f"{copy} can't be deleted ({error})")
     if complaints:
         sys.exit(
-            f"the new copy has {count} plants, but {'; '.join(complaints)}; nothing of this was "
-            "deleted: if plants were lost, read docs/data.md; otherwise delete it yourself"
+            f"the new copy has {count} plants, but {'; '.join(complaints)}; none of these was "
+            "deleted: if plants were lost, read docs/data.md; otherwise delete them yourself"
         )
 
 
 @contextlib.contextmanager
 def open_database(path: str, mode: str = "ro") -> Iterator[sqlite3.Connection]:
-    """Yield a connection to a file that exists: by default, one that can't write to it."""
+    """Yield a connection. By default the file must exist, and the connection can't write to it."""
     uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5)
     with contextlib.closing(connection):
@@ -187,10 +187,10 @@ def open_database(path: str, mode: str = "ro") -> Iterator[sqlite3.Connection]:
 
 
 def check_ours(database: sqlite3.Connection, path: str) -> None:
-    """Raise a ValueError if a database is none of the service's."""
+    """Raise a ValueError if a database is not one of the service's."""
     columns = {"id", "name", "tag"}
     if not columns <= set(get_columns(database)) or get_id(database) != APPLICATION_ID:
-        raise ValueError(f"{path} has no plants, or belongs to another program")
+        raise ValueError(f"{path} has no table of plants, or belongs to another program")
 
 
 def check_intact(database: sqlite3.Connection, path: str) -> None:
@@ -218,7 +218,7 @@ def get_value(database: sqlite3.Connection, query: str) -> Any:
 
 @contextlib.contextmanager
 def temporary(path: str) -> Iterator[None]:
-    """Remove a database that is not finished, both afterwards and if a kill has left it before."""
+    """Remove an unfinished database: afterwards, and before, if an earlier run was killed."""
     try:
         remove(path)
         yield

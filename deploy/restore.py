@@ -45,7 +45,7 @@ from backup import (
 LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
 # Other errors, such as a lock or a full disk, say nothing about what can be read.
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A sector of the disk.
+UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A bad sector.
 NO_FILE = "if there should have been a file, DATABASE_URL is wrong"
 Row = tuple[Any, ...]
 
@@ -69,10 +69,10 @@ def main() -> None:
 
 
 def restore(path: str, backup: str, merges: bool) -> list[str]:
-    """Finish the new file before anything happens to the old one, and swap. Return a report."""
+    """Finish the new file before anything happens to the old one, then swap. Return a report."""
     folder, new = os.path.dirname(path), f"{path}-new"
     if not os.path.isfile(backup):
-        raise ValueError(f"{backup} is missing or no file")
+        raise ValueError(f"{backup} is missing or not a file")
     for each in filter(os.path.exists, (path, new)):
         if os.path.samefile(each, backup):
             raise ValueError(f"{backup} is the database itself, or left from a restore")
@@ -150,7 +150,8 @@ def merge(path: str, new: str) -> list[str]:
         if earlier := sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}")):
             line += f"; if a restore was interrupted, run it again with {earlier[-1]} as the backup"
         return [line]
-    # Read before SQLite opens the file: its locks would end when this process closes the file.
+    # Read the ends before SQLite opens the file: when a process closes a file, all its locks on
+    # that file end.
     ends = sorted({LOWEST - 1, *find_last_ids(path), HIGHEST})
     with open_database(path) as old, open_database(new, "rw") as database:
         ours = get_columns(database)
@@ -237,7 +238,7 @@ class Reader:
         rows = []
         for number in self._find_ids(first, last):
             try:
-                # Not as a range, for whose end SQLite would look at the next page, too.
+                # One id at a time: for the end of a range, SQLite would read the next page, too.
                 rows += self._database.execute(self._query + "= ?", (number,)).fetchall()
             except sqlite3.Error as error:
                 self._give_up(error, number, number)

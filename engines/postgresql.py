@@ -81,9 +81,10 @@ class PostgreSQLEngine(Engine):
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         previous = self._connection
-        # A commit of another worker locks its rows, too, for as long as a commit of ours takes. The
-        # shortest of the last ones did not wait for a row itself. Parts of a batch do not wait that
-        # long: they only find out which plant is at fault. That plant then waits, alone.
+        # A commit of another worker locks its rows, too, for about as long as our own commits take.
+        # Add twice the shortest of our last ones, since that one hardly waited for a row itself.
+        # Parts of a batch do not wait that long: they only find out which plant is at fault. That
+        # plant then waits, alone.
         if lock_limit > PART_LOCK_LIMIT or len(plants) == 1:
             lock_limit += int(2 * 1000 * min(self._durations))
         # Without escapes: a database whose encoding is not UTF8 would refuse them.
@@ -120,7 +121,7 @@ class PostgreSQLEngine(Engine):
                     connection.cancel_safe(timeout=1)  # seconds
 
     def _connect(self) -> psycopg.Connection:
-        """Connect, and create the table if there is none and never was."""
+        """Connect. Create the table if there is none, unless this worker has seen one before."""
         connection = self._connection = connect(self._server)
         connection.add_notice_handler(self._note)
         self._is_replicated = True  # False once a commit gave up waiting for the standbys
@@ -170,7 +171,7 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
         return Rejected(code)
     # For these, one plant may be at fault, and a retry may help. So the storage tries each half of
     # the batch alone, and this plant gets a 503, not a 400 that says that a retry will not help. A
-    # policy that refuses one plant is among them, and so is a missing GRANT, by its SQLSTATE.
+    # policy that refuses one plant has the SQLSTATE of a missing GRANT, so both are treated alike.
     alone: tuple[type[psycopg.Error], ...] = (errors.LockNotAvailable, errors.InsufficientPrivilege)
     reason = str(error).partition("\n")[0]
     if error.diag.context:
@@ -193,8 +194,8 @@ def parse_url(url: str) -> dict[str, Any]:
         if "invalid URI query parameter" in str(error) and "@" not in url.partition("?")[2]:
             wrong = f"DATABASE_URL: {str(error).strip()}; correct or remove it"
         raise ValueError(wrong) from None
-    # A password with an unescaped / or @ can end up in the port, the host or the database name. One
-    # with a line break is hardly meant. Refuse such a URL without quoting it.
+    # A password with an unescaped / or @ can end up in the port, the host or the database name. A
+    # URL with a line break is a mistake, too. Refuse such a URL without quoting it.
     port = str(given.get("port", 0)).replace(",", "0")
     if not port.isdecimal() or "\n" in url or "@" in f"{given.get('host')}{given.get('dbname')}":
         raise ValueError(wrong)

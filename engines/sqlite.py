@@ -35,7 +35,7 @@ CREATE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag T
 INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
     DO UPDATE SET id = plants.id WHERE name = excluded.name AND tag IS excluded.tag"""
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
-# A restart would end the workers that still hold the deleted files, which can be copied from them.
+# A restart would end the workers from which deleted files can still be copied.
 GONE = "was deleted or replaced: read docs/data.md before you restart"
 NOWHERE = f"{GONE}; if it never existed, correct DATABASE_URL or run python start.py"
 LOST = (
@@ -61,7 +61,7 @@ class SQLiteEngine(Engine):
         self._lock_path = f"{self._path}-lock"
         self.description = f"SQLite {sqlite3.sqlite_version} in {self._path}"
         self._lock: int | None = None  # the descriptor that locked() uses again
-        self._connection: sqlite3.Connection | None = None  # once closed, it is never opened again
+        self._connection: sqlite3.Connection | None = None  # opened and closed once, by Storage
 
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` in a real thread: while sqlite3 waits in C, no greenlet could run."""
@@ -104,7 +104,7 @@ class SQLiteEngine(Engine):
                 self._lock = self._open_lock()
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             # While we waited, somebody may have deleted the lock file, or another start may have
-            # made the first one. Then others use that, so open it again.
+            # made it. Others lock the new file then, so open that.
             status = os.fstat(self._lock)
             is_folder = stat.S_ISDIR(status.st_mode)
             if status.st_nlink and not (is_folder and os.path.exists(self._lock_path)):
@@ -162,7 +162,7 @@ class SQLiteEngine(Engine):
         mounts, path = Path("/proc/self/mountinfo"), os.fsencode(f" {self._path} ")
         if mounts.exists() and path in mounts.read_bytes().replace(rb"\040", b" "):
             raise Unavailable(f"{self._path} is a mount; mount a folder, and name a file in it")
-        self._is_first = not os.path.exists(self._lock_path)
+        self._is_first = self.creates and not os.path.exists(self._lock_path)
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
             self._require_first()
             # SQLite would create a file that everybody may read.
@@ -230,8 +230,6 @@ class SQLiteEngine(Engine):
         """Raise Unavailable unless this is the first start, the only one that makes a database."""
         if not self._is_first:
             raise Unavailable(LOST.format(self._path) if self.creates else f"{self._path} {GONE}")
-        if not self.creates:
-            raise Unavailable(f"{self._path} {NOWHERE}")
 
 
 def write(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Mapping[int, Plant]:
@@ -249,6 +247,14 @@ def write(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Mapping[in
     return {plant.id: plant for plant in map(Plant._make, found)}
 
 
+def file_ids(path: str) -> list[tuple[int, int]]:
+    """Return device and inode of the file, its -wal and its -shm, or [] if one is missing."""
+    with contextlib.suppress(FileNotFoundError):
+        found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
+        return [(each.st_dev, each.st_ino) for each in found]
+    return []
+
+
 def is_locked(path: str, first: int, count: int) -> bool:
     """Tell if a process has locked these bytes of a file. Closing a file ends our own locks."""
     try:
@@ -259,14 +265,6 @@ def is_locked(path: str, first: int, count: int) -> bool:
     except FileNotFoundError:
         return False
     return False
-
-
-def file_ids(path: str) -> list[tuple[int, int]]:
-    """Return device and inode of the file, its -wal and its -shm, or [] if one is missing."""
-    with contextlib.suppress(FileNotFoundError):
-        found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
-        return [(each.st_dev, each.st_ino) for each in found]
-    return []
 
 
 @contextlib.contextmanager

@@ -92,11 +92,9 @@ def test_a_different_plant_with_the_same_id_gets_a_409(client, stored):
 
 @pytest.mark.parametrize("host", [{}, {"HTTP_HOST": ""}, {"HTTP_HOST": "one.example,two.example"}])
 def test_a_request_without_exactly_one_host_gets_a_400(client, host):
-    """Only HTTP/1.0 needs no Host (RFC 9112 section 3.2). Host is checked before the path.
+    """Only HTTP/1.0 needs no Host (RFC 9112 section 3.2). So HTTP/1.2 would need one, too.
 
-    So a version that is not known yet needs one, too.
-
-    worker.py joins the values of two Host headers with a comma.
+    Host is checked before the path. worker.py joins two Host headers with a comma.
     """
     request = TestRequest.blank("/", {"PATH_INFO": "//nothing"})
     del request.environ["HTTP_HOST"]

@@ -257,7 +257,6 @@ def test_another_bottle_application_in_the_process_is_as_bottle_made_it(storage)
     from bottle import Bottle
 
     create_app(storage, [TOKEN])
-    # The route that docs/code.md shows.
     other = Bottle()
     other.get("/", callback=lambda: "text")
     response = TestApp(other).get("/")

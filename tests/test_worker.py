@@ -231,7 +231,7 @@ def test_a_new_client_replaces_the_one_that_has_kept_the_worker_waiting_longest(
 
 
 def test_a_new_client_replaces_another_one_however_few_connections_are_allowed(serve, send):
-    """So it is even if the tenth of them that is kept free for new clients is less than one."""
+    """This holds even if the tenth that is kept free is less than one connection."""
     options = {count: f"--worker-connections={count}" for count in (1, 9)}
     servers = {n: serve(PATIENT, options[n], WEB_CONCURRENCY="1") for n in options}
     for count, server in servers.items():

@@ -127,7 +127,7 @@ def test_a_backup_goes_to_the_folder_that_is_named(tmp_path, database):
 
 DAMAGES = {
     "is missing": lambda path: path.unlink(),
-    "has no plants, or belongs to another program": lambda path: path.write_bytes(b""),
+    "has no table of plants, or belongs to another program": lambda path: path.write_bytes(b""),
     "belongs to another program": lambda path: run_sql(path, "PRAGMA application_id = 1"),
     "not a database": lambda path: path.write_bytes(b"x" * 9999),
     "plants.db is damaged: ": lambda path: overwrite(path, 1),
@@ -212,18 +212,6 @@ def test_old_backups_are_deleted_unless_they_have_more_plants(tmp_path, database
     assert len(backups(tmp_path)) == 1
 
 
-def test_fourteen_backups_of_an_empty_file_keep_the_good_one(tmp_path, database):
-    """The service began anew, and nobody noticed."""
-    make(database, dict.fromkeys(range(9), "n"))
-    succeed("backup", "--keep", 2)
-    (good,) = backups(tmp_path)
-    database.unlink()
-    make(database, {})
-    for _ in range(4):
-        assert f"{good} has 9 plants" in fail("backup", "--keep", 2)
-    assert good in backups(tmp_path) and len(backups(tmp_path)) == 3
-
-
 # Restores
 
 
@@ -295,7 +283,7 @@ def test_columns_that_somebody_added_are_kept_and_merged(tmp_path, database, url
 
 
 def test_a_backup_is_restored_where_there_is_no_database(serve, tmp_path, database, url):
-    """This is so on a new host. A service can start there, and one that was started can't."""
+    """A new host has none. Afterwards, a service starts there with the plants of the backup."""
     make(tmp_path / "backup.db", {1: "one"})
     printed = succeed("restore", tmp_path / "backup.db", "--merge")
     assert f"{database}: there was no file before, 1 plants now" in printed
@@ -363,9 +351,9 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "BACKUP is missing or empty ": ("",),
     "BACKUP is missing or empty  ": ("--merge",),
     "BACKUP is missing or empty   ": ("", "--merge"),
-    "is missing or no file": ("nowhere.db",),
-    "is missing or no file ": ("backups",),
-    "has no plants, or belongs": ("empty.db",),
+    "is missing or not a file": ("nowhere.db",),
+    "is missing or not a file ": ("backups",),
+    "has no table of plants, or belongs": ("empty.db",),
     "belongs to another program": ("foreign.db",),
     "is damaged: ": ("damaged.db",),
     "not a database": ("text.db",),
@@ -671,7 +659,10 @@ def test_the_wal_says_which_pages_a_damaged_file_has(tmp_path, database, url):
     plants = read_rows(url)
     for page in (1, 10, 20):
         overwrite(database, page)
-    readable = {row for row in plants if row in read_one(database, row[0])}
+    # Look at a copy: the last connection to be closed would copy the -wal into the file.
+    for suffix in ("", "-wal", "-shm"):
+        shutil.copy(f"{database}{suffix}", tmp_path / f"copy.db{suffix}")
+    readable = {row for row in plants if row in read_one(tmp_path / "copy.db", row[0])}
     assert 300 < len(readable) < 350
     succeed("restore", tmp_path / "backup.db", "--merge")
     assert set(read_rows(url)) == readable

@@ -605,7 +605,7 @@ def test_a_platform_may_freeze_the_service_between_requests(run):
 
 @pytest.mark.parametrize("names", ["Cloud Run", "Heroku", "OpenShift, Kubernetes"])
 def test_without_a_database_the_start_ends_in_one_line(names, tmp_path, places):
-    """Nobody is told that a plant is saved which goes with the container."""
+    """Otherwise a plant that got a 200 would be deleted with the container."""
     (platform,) = (each for each in PLATFORMS if each.names == names)
     with Service(platform, tmp_path, places, DATABASE_URL=None) as service:
         fails_with(service.server, "PORT is set, so set DATABASE_URL too: ")

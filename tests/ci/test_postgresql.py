@@ -1,4 +1,4 @@
-"""The storage on PostgreSQL: refused plants, locks, and servers that are away or hang."""
+"""The storage on PostgreSQL: refused plants, locks, and servers that are down or hang."""
 
 import contextlib
 import random

@@ -106,7 +106,7 @@ def test_a_client_that_has_just_connected_gets_time_for_its_request(serve, datab
 
 
 def test_a_response_without_end_ends_at_the_limit_of_a_shutdown(tmp_path):
-    """After --max-requests, no master kills the worker, and no other one takes its place before."""
+    """After --max-requests, the master kills no worker, and replaces one only when it has ended."""
     options = ["--max-requests=2", "--graceful-timeout=1"]
     endless = b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with serve_applications(tmp_path, "worker.Worker", *options) as server:

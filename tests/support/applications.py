@@ -124,7 +124,7 @@ def cookies(environ: Environ, start: Start) -> Iterable[bytes]:
 
 
 def own_connection(environ: Environ, start: Start) -> Iterable[bytes]:
-    """These headers are the server's. If it sent them twice, the response's end were unclear."""
+    """These headers are the server's. If they were sent twice, the end would be unclear."""
     own = [("Connection", "close"), ("transfer-encoding", "chunked"), ("Date", "today")]
     start("200 OK", [*TEXT, *own])
     return [b"whole"]
