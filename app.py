@@ -46,6 +46,7 @@ COMMON_HEADERS = [
     ("Access-Control-Allow-Origin", "*"),
     ("Access-Control-Expose-Headers", "X-Request-ID, Retry-After"),
 ]
+COMMON_NAMES = {"x-request-id", *(name.lower() for name, _ in COMMON_HEADERS)}
 
 
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
@@ -147,11 +148,11 @@ class App(Bottle):
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             nonlocal sent_status
             sent_status = status
-            own = {name.lower() for name, _ in headers}
             common = [("X-Request-ID", request_id), *COMMON_HEADERS]
-            # If a route has set one of them, that one stays.
-            headers = headers + [each for each in common if each[0].lower() not in own]
-            return start_response(status, headers, exc_info)
+            own = {name.lower() for name, _ in headers}
+            if not own.isdisjoint(COMMON_NAMES):  # A route has set one of them, which stays.
+                common = [header for header in common if header[0].lower() not in own]
+            return start_response(status, headers + common, exc_info)
 
         body: Iterable[bytes] = super().wsgi(environ, start)
         status_code = int(sent_status[:3])

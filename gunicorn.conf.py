@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from functools import partial
 from typing import Any
 
 from gunicorn.util import set_owner_process
@@ -45,12 +44,14 @@ def on_starting(server: Any) -> None:
         sys.exit(f"--preload mixes up the clients of an application other than {wsgi_app}")
     if not is_ours:  # Somebody else's application opens no database of ours.
         return
-    # Run start.py as the user that the workers become: the workers must be able to write the files
-    # that it makes.
-    become = partial(set_owner_process, server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
+
+    def become_user() -> None:
+        # As the workers do: they must be able to write the files that start.py makes.
+        set_owner_process(server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
+
     try:
         # This is a process of its own, since the master must not import the service: see start.py.
-        if subprocess.call([sys.executable, START], preexec_fn=become):
+        if subprocess.call([sys.executable, START], preexec_fn=become_user):
             sys.exit(1)
     except (OSError, subprocess.SubprocessError):
         sys.exit(f"--user, --group: start as root, and name a user who can run {sys.executable}")
@@ -68,12 +69,12 @@ def when_ready(server: Any) -> None:
         return
     # A client can't connect to "all addresses".
     address = re.sub(r"//(0\.0\.0\.0|\[::\]|::):", "//127.0.0.1:", address)
-    target, page = shlex.quote(address), f"A page to try it is at {address}/\n\n"
     sys.stderr.write(
         "PLANTS_TOKENS is not set, so a token was made for this run. To store a plant:\n\n"
-        f"curl {target}/plants -H 'Content-Type: application/json' \\\n"
+        f"curl {shlex.quote(address)}/plants -H 'Content-Type: application/json' \\\n"
         f"  -H 'Authorization: Bearer {new_token}' \\\n"
-        f"""  -d '{{"id": 7, "name": "Monstera", "tag": "indoor"}}'\n\n{page}"""
+        """  -d '{"id": 7, "name": "Monstera", "tag": "indoor"}'\n\n"""
+        f"A page to try it is at {address}/\n\n"
     )
 
 

@@ -161,7 +161,8 @@ class Storage:
         """Queue `entry` and wait until the writer has set its outcome; raise its failure."""
         if self._is_closed:  # The writer has ended, or will soon.
             raise Unavailable("the storage is closed")
-        self.start()
+        if self._writer is None:
+            self.start()
         self._queue.append(entry)
         self._wake_up.set()
         if not entry.done.wait(limit):

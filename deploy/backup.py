@@ -62,7 +62,11 @@ def begin() -> None:
     """Make private files only. On a signal, clean up and exit as after an error."""
     os.umask(0o77)
     for number in SIGNALS:
-        signal.signal(number, lambda *_: sys.exit("stopped"))
+        signal.signal(number, stop)
+
+
+def stop(*_: Any) -> NoReturn:
+    sys.exit("stopped")
 
 
 def get_path() -> str:

@@ -70,7 +70,8 @@ def main() -> None:
 
 def restore(path: str, backup: str, merges: bool) -> list[str]:
     """Finish the new file before anything happens to the old one, then swap. Return a report."""
-    folder, new = os.path.dirname(path), f"{path}-new"
+    folder = os.path.dirname(path)
+    new = f"{path}-new"
     if not os.path.isfile(backup):
         raise ValueError(f"{backup} is missing or not a file")
     for each in filter(os.path.exists, (path, new)):
@@ -177,7 +178,8 @@ def add_plants(
     """
     # Text that is not UTF-8, which other programs may have stored there, equals no plant.
     database.text_factory = lambda text: text.decode(errors="surrogateescape")
-    names, marks = ", ".join(map(quote, reader.columns)), ", ".join("?" * len(reader.columns))
+    names = ", ".join(map(quote, reader.columns))
+    marks = ", ".join("?" * len(reader.columns))
     find = f"SELECT {names} FROM plants WHERE id = ?"
     insert = f"INSERT INTO plants ({names}) VALUES ({marks})"
     added = 0

@@ -67,7 +67,8 @@ class PostgreSQLEngine(Engine):
 
     def __init__(self, url: str) -> None:
         """Name a database. Raises ValueError, without any part of a password."""
-        self._server, self.description = parse_url(url), "PostgreSQL"
+        self._server = parse_url(url)
+        self.description = "PostgreSQL"
         self._connection: psycopg.Connection | None = None
         # Seconds that each of the last batches took. Before the first one, assume a slow server.
         self._durations = deque([0.5], maxlen=10)

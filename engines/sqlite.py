@@ -159,7 +159,8 @@ class SQLiteEngine(Engine):
         """Connect to the file; at the first start, create it before, and plants.db-lock last."""
         # A container may have the file alone on a volume. Its -wal would stay in the container, and
         # be deleted with it. proc(5) describes the list of mounts, which only Linux has.
-        mounts, path = Path("/proc/self/mountinfo"), os.fsencode(f" {self._path} ")
+        mounts = Path("/proc/self/mountinfo")
+        path = os.fsencode(f" {self._path} ")
         if mounts.exists() and path in mounts.read_bytes().replace(rb"\040", b" "):
             raise Unavailable(f"{self._path} is a mount; mount a folder, and name a file in it")
         self._is_first = self.creates and not os.path.exists(self._lock_path)
