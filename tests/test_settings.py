@@ -87,7 +87,8 @@ def app(environ, start_response):
 def test_another_application_runs_without_a_database_of_ours(serve, database, tmp_path):
     """It is not called for what is no request. Its workers end without a traceback, too."""
     (tmp_path / "other.py").write_text(OTHER)
-    server = serve("other:app", f"--pythonpath={tmp_path}", PLANTS_TOKENS=None, WEB_CONCURRENCY="1")
+    options = ["other:app", f"--pythonpath={tmp_path}", SHORT]
+    server = serve(*options, PLANTS_TOKENS=None, WEB_CONCURRENCY="1")
     assert server.send(NOWHERE, ends=True).endswith(b"other")
     expected = {"error": 400, "message": "the request is not valid HTTP"}
     assert answers(server.send(b"nonsense\r\n\r\n")) == [(400, expected)]

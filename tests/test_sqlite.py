@@ -76,8 +76,9 @@ def test_a_start_ends_in_one_line_where_the_plants_are_gone(serve, url, database
     database.unlink()
     if left is not None:
         execute(database, f"PRAGMA {left}" if left else "")
-    for arguments, words in (START, LOST), ([*START, "--existing"], f"plants.db {GONE}"):
-        fails_with(server := serve(command=arguments), words)
+    start, check = serve(command=START), serve(command=[*START, "--existing"])
+    for server, words in (start, LOST), (check, f"plants.db {GONE}"):
+        fails_with(server, words)
         assert server.wait() == 1
     os.remove(f"{database}-lock")  # This begins anew, as the line says.
     assert serve(command=START).wait() == 0
@@ -299,8 +300,8 @@ def test_no_process_opens_a_file_of_which_parts_are_new_while_another_one_has_th
     # Closing the database deletes the -wal, so keep it open.
     reader = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM plants')"
     subprocess.run([sys.executable, "-c", f"{reader}; import os; os._exit(0)", str(database)])
-    fails_with(serve(command=START), GONE)
-    fails_with(serve(command=[*START, "--existing"]), GONE)
+    for server in serve(command=START), serve(command=[*START, "--existing"]):
+        fails_with(server, GONE)
 
 
 def test_opening_the_file_copies_the_wal_into_it(engine, database, tmp_path):
