@@ -1,4 +1,4 @@
-"""Types the commands of docs/host.md, docs/operate.md and docs/deploy.md as they are.
+"""Types the commands of docs/host.md, docs/operate.md and docs/container.md as they are.
 
 The files of deploy/ are used unchanged. The hosting platforms themselves are not tested.
 """
