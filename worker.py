@@ -86,8 +86,12 @@ class Worker(GeventWorker):
         self.stop()
 
     def stop(self) -> None:
-        """Stop accepting, and wait until no connection is left, or graceful_timeout is over."""
-        deadline = time.monotonic() + self.cfg.graceful_timeout
+        """Stop accepting, and wait until no connection is left, or graceful_timeout is almost over.
+
+        gunicorn's master counts it from a moment that is up to a check_interval earlier, and kills
+        workers then. What is left ends in order before that.
+        """
+        deadline = time.monotonic() + self.cfg.graceful_timeout - 2 * self.check_interval
         for server in self.servers:
             # Accept what is queued first. Closing the listener resets connections that nobody has
             # accepted yet, and their requests may have arrived.

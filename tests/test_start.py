@@ -230,8 +230,6 @@ server.serve_forever()
 
 
 OTHER_SERVERS = {
-    "preload": [*HERE, "--preload"],
-    "sync": [*HERE, "-ksync", "--preload"],
     "gevent": [*HERE, "-kgevent"],
     "gthread": [*HERE, "-kgthread"],
     "wsgiref": [sys.executable, "-c", WSGIREF],
