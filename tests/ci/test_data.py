@@ -925,7 +925,8 @@ def test_a_restore_of_postgresql_that_fails_can_be_undone(tmp_path, open_storage
 def test_a_table_that_was_moved_is_found_and_moved_back(serve, tmp_path, postgresql_url):
     """The service goes on by itself. It has created no other table."""
     server, moved = f"server='{postgresql_url}'", "replaced_1732789200"
-    service = serve(DATABASE_URL=postgresql_url)
+    # With a second worker, that one might just be starting, and create a table.
+    service = serve(DATABASE_URL=postgresql_url, WEB_CONCURRENCY="1")
     assert service.post(MONSTERA)[0] == STORED
     move = f"-c 'CREATE SCHEMA {moved}' -c 'ALTER TABLE plants SET SCHEMA {moved}'"
     type_here(tmp_path, f"psql '{postgresql_url}' {move}")
