@@ -66,21 +66,23 @@ def store_and_close(url: str) -> None:
 LOST = "plants.db is missing or empty, but .*-lock shows that plants were stored here; .* delete .*"
 
 
-@pytest.mark.parametrize("left", [None, b"", PRAGMAS])
+@pytest.mark.parametrize("left", [None, "", PRAGMAS])
 def test_a_start_ends_in_one_line_where_the_plants_are_gone(serve, url, database, left):
     """A new database would hide the loss, and nightly backups of it would replace the good ones.
 
-    README.md's own `sqlite3` command leaves an empty file in the place of a deleted one.
+    A look by `sqlite3` without -readonly leaves an empty file in the place of a deleted one.
     """
     store_and_close(url)
     database.unlink()
     if left is not None:
-        execute(database, f"PRAGMA {left}" if left else "")
+        database.touch()
+    if left:
+        execute(database, f"PRAGMA {left}")
     start, check = serve(command=START), serve(command=[*START, "--existing"])
     for server, words in (start, LOST), (check, f"plants.db {GONE}"):
         fails_with(server, words)
         assert server.wait() == 1
-    os.remove(f"{database}-lock")  # This begins anew, as the line says.
+    os.remove(f"{database}-lock")  # As the line says, this allows an empty database.
     assert serve(command=START).wait() == 0
 
 
@@ -135,7 +137,7 @@ def test_whatever_sqlite_says_a_deletion_is_named(storage, database):
     """An operator who reads "disk I/O error" would look at the disk, and stop the service."""
     storage.add(ONE)
     database.unlink()
-    execute(database, "PRAGMA schema_version")  # README.md's own `sqlite3` makes an empty file.
+    execute(database, "PRAGMA schema_version")  # `sqlite3` without -readonly makes an empty file.
     Path(f"{database}-shm").write_bytes(b"no index" * 4096)
     for _ in range(2):
         with pytest.raises(Unavailable, match=GONE):

@@ -226,7 +226,7 @@ def test_a_storage_begins_once_and_at_the_latest_with_its_first_request(engine):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(late.add, plants(*range(8))))
     assert threading.active_count() == threads
-    Storage(engine).close()  # It was never started.
+    Storage(engine).close()  # It has not been started.
 
 
 def test_a_write_proves_health_for_a_second_unless_a_batch_fails(memory, engine, monkeypatch):

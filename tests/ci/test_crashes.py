@@ -128,8 +128,8 @@ def test_a_plant_whose_sync_failed_is_written_once_more(traced, tmp_path, failin
     assert server.health() == 200
     trace = end(server, tmp_path)
     in_vain, again = trace.answers("in-vain", "503")[-1], trace.answers("again", "2")[0]
-    anew = [each for each in trace.writes("name of the plant") if each.begin > in_vain.end]
-    assert trace.has_sync(anew[0].end, again.begin)
+    rewritten = [each for each in trace.writes("name of the plant") if each.begin > in_vain.end]
+    assert trace.has_sync(rewritten[0].end, again.begin)
 
 
 def pages(file: Path) -> list[bytes]:
