@@ -46,7 +46,7 @@ def main() -> None:
         if not os.path.isfile(path):
             sys.exit(
                 f"{path} is missing, no file or not yours to read: is DATABASE_URL loaded? If so, "
-                "read docs/data.md before you restart"
+                "read docs/emergencies.md before you restart"
             )
         become_owner(path)
         with make_folder(folder), lock_folder(folder):
@@ -177,7 +177,7 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
     if complaints:
         sys.exit(
             f"the new copy has {count} plants, but {'; '.join(complaints)}; none of these was "
-            "deleted: if plants were lost, read docs/data.md; otherwise delete them yourself"
+            "deleted: if plants were lost, read docs/emergencies.md; otherwise delete them yourself"
         )
 
 

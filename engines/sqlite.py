@@ -36,7 +36,7 @@ INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
     DO UPDATE SET id = plants.id WHERE name = excluded.name AND tag IS excluded.tag"""
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
 # A restart would end the workers from which deleted files can still be copied.
-GONE = "was deleted or replaced: read docs/data.md before you restart"
+GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
 NOWHERE = f"{GONE}; if it never existed, correct DATABASE_URL or run python start.py"
 LOST = (
     "{0} is missing or empty, but {0}-lock shows that plants were stored here; restore a backup, "

@@ -22,7 +22,7 @@ from tests.support.server import PATIENCE, fails_with, memory
 from tests.support.storage import lock_held, queue_up, read_names, run_in_processes
 
 START = [sys.executable, "start.py"]
-GONE = "was deleted or replaced: read docs/data.md before you restart"
+GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
 ONE, TWO = Plant(1, "one"), Plant(2, "two")
 # The previous version made its files like this, and so must this one.
 TABLE = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"

@@ -11,7 +11,7 @@ PAGES = {page: page.read_text("utf-8") for page in [ROOT / "README.md", *ROOT.gl
 SENTENCES = re.sub(r"\s+", " ", "\n".join(PAGES.values()))  # without ends of lines
 # tests/ci/test_docs.py types these pages from top to bottom, but leaves out the blocks that match
 # ELSEWHERE. Other tests type those.
-TYPED = [ROOT / "README.md", ROOT / "docs/interface.md"]
+TYPED = [ROOT / "README.md", ROOT / "docs/interface.md", ROOT / "docs/clients.md"]
 ELSEWHERE = r"/pytest$"
 BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")  # its language and its text
 
