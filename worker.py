@@ -1,7 +1,8 @@
 """gunicorn's gevent worker with a connection loop and time limits of its own.
 
 It turns what a client sends into calls of a WSGI application (PEP 3333), and the application's
-responses into bytes. It knows no route and no plant. docs/libraries.md lists what it uses of gunicorn.
+responses into bytes. It knows no route and no plant. docs/libraries.md lists what it uses of
+gunicorn.
 """
 
 import contextlib
