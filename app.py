@@ -35,7 +35,7 @@ INCOMPLETE = "the body was incomplete or too slow; send it again"
 # Clients get this text for every Unavailable. The reason is for the operator, in the log.
 UNAVAILABLE = "the storage is not available now"
 SAFE = "it is safe to send the same plant again"
-# How Bottle's text begins if a route has returned a value that Bottle can't make a body of. Nothing
+# Bottle's error text begins like this if a route returned a value it can't make a body of. Nothing
 # else tells this error from abort(500, text).
 UNSUPPORTED = "Unsupported response type: "
 COMMON_HEADERS = [
@@ -52,11 +52,11 @@ COMMON_NAMES = {"x-request-id", *(name.lower() for name, _ in COMMON_HEADERS)}
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients that send one of the tokens."""
     app = App()
-    app.__dict__["router"] = Routes()  # Bottle refuses a plain assignment, as a plugin could do it.
+    app.__dict__["router"] = Routes()  # Bottle takes an assignment for a plugin conflict.
     app.config["storage"] = storage  # gunicorn.conf.py starts it and closes it.
     app.add_hook("before_request", begin_request)
     app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.
-    # From here on, each route needs a token, unless it says skip="token". Bottle applies no plugin
+    # Every route needs a token, unless it says skip="token". Bottle applies no plugin
     # to a mounted application. To guard one, write app.mount("/sub/", other.wsgi, skip=[]).
     app.install(BearerToken(tokens))
 
@@ -157,14 +157,14 @@ class App(Bottle):
         body: Iterable[bytes] = super().wsgi(environ, start)
         status_code = int(sent_status[:3])
         if status_code >= 400:
-            log.setdefault("reason", sent_status[:REASON_LIMIT])  # Unless it was an HTTPError.
+            log.setdefault("reason", sent_status[:REASON_LIMIT])  # An HTTPError's is noted already.
         write_log(environ, status_code, time.monotonic() - began, request_id)
         return body
 
     def _cast(self, out: Any) -> Any:
         """Return the body of what a route has returned or raised, as Bottle does.
 
-        Notes for the log why a request fails: Bottle passes the error only to the handler of its
+        Notes the reason for the log here, since Bottle passes an error only to the handler of its
         status. If Bottle can't make a body, because UTF-8 can't encode a text or such a handler has
         a bug, this returns the body of a 500, as after a bug in a route.
         """
@@ -256,12 +256,12 @@ def begin_request() -> None:
     environ = request.environ
     require_http(environ)
     # Otherwise, a client that is too slow or sends too much would look like a bug in a route that
-    # reads the body by request.json and the like.
+    # reads the body with request.json and the like.
     environ["wsgi.input"] = Body(environ["wsgi.input"])
 
 
 def require_http(environ: Mapping[str, Any]) -> None:
-    """Raise HTTPError if worker.py refused the request, or unless it has exactly one Host."""
+    """Raise HTTPError if worker.py refused the request or it has not exactly one Host."""
     if refusal := environ.get("plants.refusal"):  # A status and a message.
         raise HTTPError(*refusal)
     # Every version but HTTP/1.0 requires exactly one Host (RFC 9112 section 3.2). Servers join two

@@ -37,11 +37,11 @@ def on_starting(server: Any) -> None:
         is_set = getattr(server.cfg, name) != server.cfg.settings[name].default
         if is_set and server.cfg.worker_class_str == worker_class:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
-    # Only our application begins in the worker. Any other one would be loaded before gevent patches
-    # the worker, and all clients would share what it keeps for each of them.
+    # With --preload, only our application is still made in the worker. Any other one would be
+    # loaded before gevent patches the worker, and all clients would share what it keeps for each.
     is_ours = server.app.app_uri == wsgi_app
     if server.cfg.preload_app and server.cfg.worker_class_str == worker_class and not is_ours:
-        sys.exit(f"--preload mixes up the clients of an application other than {wsgi_app}")
+        sys.exit(f"--preload would mix up the clients of {server.app.app_uri}: leave it out")
     if not is_ours:  # Somebody else's application opens no database of ours.
         return
 
@@ -87,7 +87,7 @@ def post_fork(server: Any, worker: Any) -> None:
 def post_worker_init(worker: Any) -> None:
     """Make the application in the worker, where gevent has patched everything by now.
 
-    Until then, worker.wsgi is the function that makes it: wsgi_app names that without calling it.
+    Until then, worker.wsgi is get_app itself: wsgi_app names the function without calling it.
     """
     if worker.app.app_uri == wsgi_app:
         worker.wsgi = worker.wsgi()
@@ -115,7 +115,8 @@ if "PORT" in os.environ and socket.has_dualstack_ipv6():
 limit_request_fields = 64
 # Seconds. Longer than Caddy's 120, or Caddy would sometimes use a connection that was just closed.
 keepalive = 125
-# Seconds for requests that have begun when SIGTERM arrives. Platforms kill the service after 30.
+# Seconds for requests that have begun when SIGTERM arrives. Most platforms kill the service after
+# 30; docs/platforms.md lists others.
 graceful_timeout = 25
 # gunicorn would take the parser of gunicorn_h1c if that is installed.
 http_parser = "python"

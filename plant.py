@@ -97,7 +97,7 @@ def _parse_number(text: str) -> int | Decimal:
     """
     number = Decimal(text)
     # Beyond 2**53, a client may have rounded another number to this one (RFC 7493 section 2.2).
-    # Without a bound, int() would also take half a minute for 1e1000000.
+    # Without a bound, int() would also take many seconds for 1e1000000.
     is_safe = -(2**53) <= number <= 2**53
     return int(number) if is_safe and number == number.to_integral_value() else number
 

@@ -51,7 +51,7 @@ def get_storage(url: str) -> "Storage":
     if re.fullmatch(r"sqlite:///(?!:memory:)[^?]+", url):
         return Storage(SQLiteEngine(unquote(url.removeprefix("sqlite:///"))))
     if url.startswith(("postgresql://", "postgres://")):
-        # SQLite does without psycopg.
+        # SQLite needs no psycopg.
         from engines.postgresql import PostgreSQLEngine
 
         return Storage(PostgreSQLEngine(url))
@@ -75,7 +75,7 @@ def read_tokens() -> list[str]:
 def main() -> None:
     """Open or create the database, and say where it is.
 
-    Exit with 1 if a setting is wrong, or if a SQLite file can't be used.
+    Exit with 1 if a setting is wrong, a SQLite file can't be used, or a table is gone.
     """
     parser = argparse.ArgumentParser(description=main.__doc__, allow_abbrev=False)
     parser.add_argument("--existing", action="store_true", help="fail if there is no database yet")
@@ -99,7 +99,7 @@ def main() -> None:
         # A server may come back by itself, so start anyway. Anything else needs the operator.
         if isinstance(error, Misconfigured) or isinstance(storage.engine, SQLiteEngine):
             sys.exit(report)
-        report += "; starting anyway, answering 503 until it can"
+        report += "; the service answers 503 until they can"
     print(report, file=sys.stderr)
 
 

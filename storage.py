@@ -50,7 +50,7 @@ class Engine(abc.ABC):
     """A database with a table of plants. One thread at a time uses it; the first use opens it."""
 
     description: str  # the database and its place, without a password
-    creates: bool  # whether the first use may begin a new database if there is none
+    creates: bool  # whether the first use may create a database if there is none
 
     @abc.abstractmethod
     def run(self, store: Callable[[], None]) -> None:
@@ -142,7 +142,7 @@ class Storage:
 
     def check(self, limit: float) -> None:
         """Raise Rejected or Unavailable if no plant can be stored, or after `limit` seconds."""
-        # Anybody may ask, and each write costs a sync. So a write of the last second is enough.
+        # Anybody may ask, and each write costs a sync. So a write within the last second is enough.
         if time.monotonic() > self._proven_until:
             self._wait_for(Entry(None), limit)
 
@@ -209,7 +209,7 @@ class Storage:
         # Reversed, so that of several plants with one id the first one wins.
         plants = {entry.plant.id: entry.plant for entry in reversed(entries) if entry.plant}
         try:
-            # Sorted, as two batches that lock the same rows in different orders can deadlock.
+            # Sorted, because two batches that lock the same rows in different orders can deadlock.
             stored = self.engine.insert(sorted(plants.values()), lock_limit)
         except (Locked, Rejected) as error:
             middle = len(entries) // 2
@@ -229,7 +229,8 @@ class Storage:
             if entry.plant is None:
                 was_written = has_written
             elif (found := stored.get(entry.plant.id)) == entry.plant:
-                # It was not written itself if an earlier, different plant of the batch has its id.
+                # insert() got only the first plant of each id. If that was another one, this one
+                # was not written.
                 was_written = entry.plant == plants[entry.plant.id]
             else:
                 entry.settle(DIFFERENT if found else IGNORED)

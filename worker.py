@@ -26,7 +26,7 @@ from gunicorn.util import hop_headers, http_date
 from gunicorn.workers.ggevent import GeventWorker
 
 EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection may close another one
-EVICT_AFTER = 1.0  # seconds: up to EVICT_ANY_ABOVE, only older waits end like this
+EVICT_AFTER = 1.0  # seconds: below EVICT_ANY_ABOVE, close only clients that keep us waiting longer
 EVICT_ANY_ABOVE = 0.95  # of worker_connections
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
 SEND_BUFFER = 2**15  # bytes of responses that the system keeps for a client that does not read them
@@ -34,7 +34,7 @@ SEND_BUFFER = 2**15  # bytes of responses that the system keeps for a client tha
 REQUEST_TIMEOUT = 20.0
 # Seconds for a client to read its last response, and for each wait for a client during a shutdown.
 LINGER_TIMEOUT = 3.0
-# Status and message for the errors of gunicorn's parser that get more than a plain 400, by name.
+# Status and message for the errors of gunicorn's parser that do not get the plain 400, by name.
 # The error's own text is neither sent nor logged: it may quote a malformed header that contains a
 # token.
 REFUSALS = {
@@ -89,8 +89,8 @@ class Worker(GeventWorker):
     def stop(self) -> None:
         """Stop accepting, and wait until no connection is left, or graceful_timeout is almost over.
 
-        gunicorn's master counts it from a moment that is up to a check_interval earlier, and kills
-        workers then. What is left ends in order before that.
+        gunicorn's master starts to count up to a check_interval earlier, and kills workers at the
+        end. Connections that are left are closed in order before that.
         """
         deadline = time.monotonic() + self.cfg.graceful_timeout - 2 * self.check_interval
         for server in self.servers:
@@ -162,9 +162,9 @@ class Worker(GeventWorker):
         """
         if len(self.connections) < EVICT_ABOVE * self.worker_connections:
             return
-        # An aborted connection takes some rounds of the event loop to end. Abort another one.
+        # An aborted connection takes some rounds of the event loop to end. So abort another one.
         oldest = min(self.connections, key=lambda each: (each.is_aborted, each.waiting_since))
-        # If few places were left, each would only be taken by connections that are about to end.
+        # Do not wait for the last place: aborted connections hold theirs until they have ended.
         is_full = len(self.connections) >= EVICT_ANY_ABOVE * self.worker_connections
         if is_full or time.monotonic() > oldest.waiting_since + EVICT_AFTER:
             oldest.abort()
@@ -328,9 +328,9 @@ class Response:
         if not self._is_begun:
             pieces.append(self._make_head())
         else:
-            # Sending seldom waits for a client that reads quickly. Serve other connections first.
+            # Sending to a fast client seldom has to wait, so let other connections have a turn.
             gevent.sleep(0)
-            # A stream may last for ever, so a new client can take its place.
+            # A stream may last for ever, so a new client may replace it.
             if self._connection.is_aborted:
                 raise TimeoutError("the connection was aborted")
         if self._is_chunked:
@@ -407,7 +407,7 @@ class Connection:
         # gevent's wait_read() would make a new watcher each time, which takes longer.
         self._hub = gevent.get_hub()
         self._arrival = self._hub.loop.io(sock.fileno(), 1)  # 1: until there is something to read
-        self.is_done = False  # Nothing more is read: the client has ended, or was aborted.
+        self.is_done = False  # Nothing more is read: the client closed its side, or was aborted.
         self.is_aborted = False
         self.is_sending = False  # It remains true if sending has failed.
         self.expects_continue = False  # The client waits for a 100 before it sends the body.
@@ -426,7 +426,7 @@ class Connection:
             self._begin()
 
     def recv(self, size: int) -> Any:
-        """Receive at most `size` bytes of a request, or b"" if the client has ended.
+        """Receive at most `size` bytes of a request, or b"" if the client has closed its side.
 
         Raises LimitRequestHeaders if the request is too long, and OSError if the client is gone or
         the connection was aborted.

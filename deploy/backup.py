@@ -1,6 +1,6 @@
 """Copies the SQLite file that DATABASE_URL names, even while the service is running.
 
-It needs Python alone, and nothing else of the service. docs/data.md says how to run it.
+It needs only Python, and no other file of the service. docs/data.md says how to run it.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def main() -> None:
     try:
         if not os.path.isfile(path):
             sys.exit(
-                f"{path} is missing, no file or not yours to read: is DATABASE_URL loaded? If so, "
-                "read docs/emergencies.md before you restart"
+                f"{path} is missing, not a file, or not yours to read: is DATABASE_URL loaded? "
+                "If so, read docs/emergencies.md before you restart"
             )
         become_owner(path)
         with make_folder(folder), lock_folder(folder):
@@ -177,7 +177,7 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
     if complaints:
         sys.exit(
             f"the new copy has {count} plants, but {'; '.join(complaints)}; none of these was "
-            "deleted: if plants were lost, read docs/emergencies.md; otherwise delete them yourself"
+            "deleted: if plants were lost, read docs/emergencies.md; otherwise delete these copies"
         )
 
 
@@ -222,7 +222,7 @@ def get_value(database: sqlite3.Connection, query: str) -> Any:
 
 @contextlib.contextmanager
 def temporary(path: str) -> Iterator[None]:
-    """Remove an unfinished database: afterwards, and before, if an earlier run was killed."""
+    """Remove an unfinished database: first what a killed run has left, and at the end our own."""
     try:
         remove(path)
         yield

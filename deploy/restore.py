@@ -46,7 +46,7 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
 # Other errors, such as a lock or a full disk, say nothing about what can be read.
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A bad sector.
-NO_FILE = "if there should have been a file, DATABASE_URL is wrong"
+NO_FILE = "if the file was not lost, DATABASE_URL is wrong"
 Row = tuple[Any, ...]
 
 
@@ -225,7 +225,7 @@ class Reader:
         if not self.columns:
             return
         names = ", ".join(map(quote, self.columns))
-        # The table in its own order finds plants also on a page that is in a wrong place, where a
+        # The table in its own order finds plants even on a page that is in the wrong place, where a
         # search by id would not look for them. It ends at the first page that can't be read.
         with contextlib.suppress(sqlite3.Error):
             yield from self._database.execute(f"SELECT {names} FROM plants NOT INDEXED")
@@ -328,8 +328,8 @@ def swap(path: str, new: str, folder: int) -> str | None:
     replaced = link(old, os.path.dirname(path)) if old else None
     os.fsync(folder)
     try:
-        # The plants first: if this is killed then, the service refuses to start. With the -wal
-        # first, it would start without the newest plants.
+        # plants.db first: if this is killed after that, the service refuses to start. With the
+        # -wal first, it would start without the newest plants.
         for each in old:
             os.remove(each)
         os.fsync(folder)  # If the power fails, the new file must not be there with the old -wal.

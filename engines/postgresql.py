@@ -150,10 +150,10 @@ class PostgreSQLEngine(Engine):
 
 
 def connect(server: Mapping[str, Any]) -> psycopg.Connection:
-    """Connect by libpq's parameters. Raises Misconfigured if libpq can never accept one of them."""
+    """Connect with libpq's parameters. Raises Misconfigured if libpq never accepts one of them."""
     try:
         return psycopg.connect(**server, autocommit=True, cursor_factory=psycopg.ClientCursor)
-    except UnicodeError as error:  # from the codec for the names of hosts
+    except UnicodeError as error:  # from the codec for host names
         raise Misconfigured(f"DATABASE_URL: the host's name is not valid: {error}") from None
     except psycopg.Error as error:
         # libpq and psycopg check most values only when they connect. Such an error has no SQLSTATE,
@@ -205,8 +205,8 @@ def parse_url(url: str) -> dict[str, Any]:
     return {
         "connect_timeout": 2,  # seconds, for each address
         "keepalives_idle": 60,  # seconds; routers forget silent connections
-        # Of several servers, find the one that accepts writes. Do not ask a single one: PgBouncer
-        # repeats what its server said at first, even after that has become the primary.
+        # Of several servers, find the one that accepts writes. If there is only one, do not ask it:
+        # PgBouncer repeats what its server said at first, even after that has become the primary.
         "target_session_attrs": "read-write" if len(hosts) > 1 else "any",
         **given,
         "client_encoding": "utf8",

@@ -40,15 +40,15 @@ GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
 NOWHERE = f"{GONE}; if it never existed, correct DATABASE_URL or run python start.py"
 LOST = (
     "{0} is missing or empty, but {0}-lock shows that plants were stored here; restore a backup, "
-    "or, to begin anew (or if none were ever stored here), delete {0}-lock"
+    "or, to start over (or if none were ever stored here), delete {0}-lock"
 )
 
 
 class SQLiteEngine(Engine):
     """A connection to a file that several processes write to and checkpoint, one at a time.
 
-    plants.db-lock is made last of all files. Where it is, plants may have been stored, so a missing
-    or empty plants.db is a loss, and nobody makes a new one.
+    plants.db-lock is made last of all files. If it exists, plants may have been stored, so a
+    missing or empty plants.db is a loss, and nobody makes a new one.
     """
 
     creates = False  # No worker makes a file: it would hide that one was deleted. The start does.
@@ -125,7 +125,9 @@ class SQLiteEngine(Engine):
             if not self.creates:
                 raise Unavailable(f"{self._path} {NOWHERE}") from None
             if not os.path.isdir(self._folder):
-                advice = "of DATABASE_URL is missing; mount or create it"
+                advice = (
+                    "of DATABASE_URL is missing; mount its disk, or, if it is a new one, create it"
+                )
                 raise Unavailable(f"the folder {self._folder} {advice}") from None
             return os.open(self._folder, os.O_RDONLY)
 
@@ -149,14 +151,14 @@ class SQLiteEngine(Engine):
             raise Unavailable(f"{missing} {GONE}")
 
     def close(self) -> None:
-        # The last connection to be closed checkpoints. Storage calls this by run(), so no other
-        # process writes meanwhile.
+        # The last connection to be closed checkpoints. Storage calls this through run(), so no
+        # other process writes meanwhile.
         if self._connection:
             self._connection.close()
             self._connection = None
 
     def _open(self) -> sqlite3.Connection:
-        """Connect to the file; at the first start, create it before, and plants.db-lock last."""
+        """Connect to the file; at the first start, create it first, and plants.db-lock last."""
         # A container may have the file alone on a volume. Its -wal would stay in the container, and
         # be deleted with it. proc(5) describes the list of mounts, which only Linux has.
         mounts = Path("/proc/self/mountinfo")
@@ -203,14 +205,15 @@ class SQLiteEngine(Engine):
         They go on using the deleted files. We would use those that have taken the names, or make
         new ones, and together we would destroy the database.
         """
-        # Whoever has the database open holds a lock on the file, on the bytes SHARED_FIRST and
-        # SHARED_SIZE, and one on the -shm, on UNIX_SHM_DMS (sqlite.org/src/file/src/os_unix.c).
+        # Whoever has the database open holds a lock on the file, on SHARED_SIZE bytes from
+        # SHARED_FIRST on, and one on the -shm, on UNIX_SHM_DMS
+        # (sqlite.org/src/file/src/os_unix.c).
         has_file = is_locked(self._path, 2**30 + 2, 510)
         has_index = is_locked(f"{self._path}-shm", 128, 1)
         return has_file != has_index or (has_file and not os.path.exists(f"{self._path}-wal"))
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Create the table in a new file, and make durable what is in any other one."""
+        """Create the table in a new file, and make the content of an existing one durable."""
         create = ""
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
             self._require_first()
@@ -257,7 +260,9 @@ def file_ids(path: str) -> list[tuple[int, int]]:
 
 
 def is_locked(path: str, first: int, count: int) -> bool:
-    """Tell if a process has locked these bytes of a file. Closing a file ends our own locks."""
+    """Tell if another process has locked these bytes of a file.
+
+    Never call it while this process has the file open: closing it here would end our own locks."""
     try:
         with open(path, "rb+") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, count, first)

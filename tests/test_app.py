@@ -185,7 +185,7 @@ def failing(failure):
     return client
 
 
-def test_an_error_response_reveals_nothing_about_the_inside_of_the_service(capfd):
+def test_an_error_response_reveals_nothing_about_the_services_internals(capfd):
     """The log has the reason that the database gave, or the name of a bug's exception.
 
     A bug's traceback goes to the error stream of the server.

@@ -93,8 +93,8 @@ def test_the_service_answers_as_the_description_says(client, key):
     """Status, body and headers of each response are those of the description and its examples."""
     content, sent = RESPONSES[key]["content"][JSON], POST["requestBody"]["content"][JSON]
     if key not in PROVOKED:
-        # Only the worker sends these, and test_secrets.py and others provoke them; or it is the
-        # success of a new route, which has tests of its own.
+        # These are errors that only the worker sends (test_secrets.py and others provoke them), or
+        # successes of a new route, which has tests of its own.
         is_error = content == {"schema": {"$ref": "#/components/schemas/Error"}}
         assert is_error or key.split()[1] < "400"
         return
@@ -110,8 +110,8 @@ def test_the_service_answers_as_the_description_says(client, key):
             check(int(value) if schema["type"] == "integer" else value, schema)
 
 
-def test_the_errors_on_the_page_are_the_examples_of_the_description(client):
-    """The page shows one more: the 404 for a path that the description does not have."""
+def test_the_errors_in_interface_md_are_the_examples_of_the_description(client):
+    """docs/interface.md shows one more: the 404 for a path that the description does not have."""
     page = (ROOT / "docs/interface.md").read_text("utf-8")
     shown = re.findall(r'`(\{"error".*?\})`', page)
     contents = [RESPONSES[key]["content"][JSON] for key in RESPONSES if key.startswith("/plants ")]

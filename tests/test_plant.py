@@ -129,7 +129,7 @@ def test_a_deeply_nested_body_is_stored_or_refused_but_never_fails(depth):
         assert refusal(body) in (None, TOO_MUCH)
 
 
-def test_a_body_that_is_nested_just_less_than_the_parser_follows_is_refused_and_does_not_fail():
+def test_a_body_that_is_nested_almost_too_deep_for_the_parser_is_refused_and_does_not_fail():
     """On Python 3.11, repr() and the parser share one limit, so repr() may exceed it first."""
     for depth in range(700, 1_100):
         assert refusal(b'{"id": %b}' % (b"[" * depth + b"]" * depth))

@@ -234,7 +234,7 @@ def test_a_public_route_skips_the_check_of_the_token_alone(ask):
     assert "token" not in line
 
 
-def test_a_mounted_application_needs_a_token_only_if_it_is_mounted_with_skip(ask):
+def test_a_mounted_application_needs_a_token_only_if_it_is_mounted_with_an_empty_skip(ask):
     """Bottle applies no plugin of an application to another one that is mounted in it."""
     for path, status in {"/open/": 200, "/guarded/": 401}.items():
         assert ask(path, Authorization="none")[0] == status

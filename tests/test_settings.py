@@ -30,9 +30,9 @@ def test_a_setting_that_would_not_do_what_it_says_ends_the_start_in_one_line(ser
 
 
 def test_another_application_is_not_preloaded(serve):
-    """The worker's greenlets would share what it keeps for each client, as Bottle does."""
+    """The worker's greenlets would share what it keeps for each client, such as the request."""
     server = serve("bottle:app", "--preload")
-    fails_with(server, "--preload mixes up the clients of an application other than start:get_app")
+    fails_with(server, "--preload would mix up the clients of bottle:app: leave it out")
 
 
 def test_with_keep_alive_0_a_connection_ends_after_one_response(serve, send):
@@ -85,7 +85,7 @@ def app(environ, start_response):
 
 
 def test_another_application_runs_without_a_database_of_ours(serve, database, tmp_path):
-    """It is not called for what is no request. Its workers end without a traceback, too."""
+    """It is not called for a request that the parser refuses. Its workers end quietly, too."""
     (tmp_path / "other.py").write_text(OTHER)
     options = ["other:app", f"--pythonpath={tmp_path}", SHORT]
     server = serve(*options, PLANTS_TOKENS=None, WEB_CONCURRENCY="1")

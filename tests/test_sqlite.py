@@ -57,7 +57,7 @@ def test_a_new_file_is_marked_as_ours_and_for_its_user_alone(engine, database):
 
 
 def store_and_close(url: str) -> None:
-    """Store a plant as a service does that is stopped afterwards."""
+    """Store a plant, and close the database as a service does when it is stopped."""
     with contextlib.closing(get_storage(url)) as storage:
         storage.engine.creates = True
         storage.add(ONE)
@@ -277,7 +277,7 @@ def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
 
 
 @pytest.mark.parametrize("deleted", [["-shm"], ["-wal"], ["-shm", "-wal"]])
-def test_no_process_opens_a_file_of_which_another_one_has_deleted_parts_open(
+def test_no_process_opens_a_database_whose_deleted_files_another_one_has_open(
     engine, serve, database, deleted
 ):
     """Each would overwrite what the other one writes, and lose plants that got a 200."""
@@ -288,10 +288,10 @@ def test_no_process_opens_a_file_of_which_another_one_has_deleted_parts_open(
 
 
 @pytest.mark.parametrize("exchanged", [["-shm"], ["-shm", "-wal"], [""]])
-def test_no_process_opens_a_file_of_which_parts_are_new_while_another_one_has_the_old_ones(
+def test_no_process_opens_a_database_with_new_files_while_another_one_has_the_old_ones(
     engine, serve, database, exchanged
 ):
-    """A look at the plants makes the files that were deleted again, or somebody copies a backup."""
+    """A look at the plants re-creates the deleted files, or somebody copies a backup."""
     engine.insert([ONE], 100)
     # Not by this process: its locks would end when it closes the file.
     subprocess.run(["cp", database, backup := database.with_name("backup")], check=True)
@@ -331,10 +331,10 @@ def test_no_plant_is_acknowledged_while_another_program_checkpoints(engine, data
             run_in_processes(insert)
 
 
-def test_an_index_or_a_row_of_others_refuses_a_plant_and_harms_no_other(storage, database, stored):
+def test_a_plant_that_an_operators_index_or_row_refuses_harms_no_other(storage, database, stored):
     """Only this plant is refused, and the message repeats nothing of it.
 
-    An expression that fails for a plant may be repaired, so a retry of the plant makes sense.
+    Somebody may fix an expression that fails for a plant, so a retry may help.
     """
     latin_1 = "INSERT INTO plants (id, name) VALUES (4, CAST(x'6fff' AS TEXT))"
     positive = "CREATE INDEX positive ON plants (abs(id))"

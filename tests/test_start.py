@@ -63,7 +63,7 @@ def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
                 DATABASE_URL="postgres://127.0.0.1/d?sslmode=no"
             ),
             "host's name is not valid": serve(DATABASE_URL=f"postgresql://{'a' * 64}/plants"),
-            f"the folder {database} of DATABASE_URL is missing; mount or create it": serve(
+            f"the folder {database} of DATABASE_URL is missing; mount its disk, or, if it is a new one, create it": serve(
                 DATABASE_URL=f"sqlite:///{no_folder}"
             ),
             f"plants can't be stored in SQLite .* in {database}.*: database is locked": serve(),
@@ -186,9 +186,7 @@ def test_a_stop_prints_nothing_but_gunicorns_own_lines(serve, database):
     away = f"postgresql://user:secret-word@127.0.0.1:{free_port()}/plants"
     here, one = serve(SHORT, WEB_CONCURRENCY="1"), {"WEB_CONCURRENCY": "1", "DATABASE_URL": away}
     stored = f"plants are stored in SQLite .* in {database}, which is new"
-    waiting = (
-        "plants can't be stored in PostgreSQL: .*; starting anyway, answering 503 until it can"
-    )
+    waiting = "plants can't be stored in PostgreSQL: .*; the service answers 503 until they can"
     for server, status, words in ((here, 200, stored), (serve(SHORT, **one), 503, waiting)):
         assert server.health() == status
         os.killpg(server.process.pid, signal.SIGINT)
@@ -201,7 +199,7 @@ def test_each_worker_opens_the_database_at_its_start(serve, database):
     """One that opened it later, with its first request, might find another file in its place."""
 
     def has_opened(worker: int) -> bool:
-        with contextlib.suppress(FileNotFoundError):  # It may close others meanwhile.
+        with contextlib.suppress(FileNotFoundError):  # The worker may close other files meanwhile.
             links = map(os.readlink, Path(f"/proc/{worker}/fd").iterdir())
             return str(database) in links
         return False

@@ -215,7 +215,7 @@ def test_a_closed_storage_refuses_plants_at_once(engine):
         storage.add(ZERO)
 
 
-def test_a_storage_begins_once_and_at_the_latest_with_its_first_request(engine):
+def test_a_storage_starts_once_with_its_first_request_at_the_latest(engine):
     """A thread does not survive the fork of a server that loads the application before it."""
     threads = threading.active_count()
     with contextlib.closing(Storage(engine)) as late, contextlib.closing(Storage(engine)) as early:

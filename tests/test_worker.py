@@ -45,7 +45,7 @@ def begin(client: socket.socket, plant: object) -> socket.socket:
 
 def is_closed(client: socket.socket) -> bool:
     """Tell if the server has closed its side of a connection, or all of it."""
-    poll = select.poll()  # select() would take no descriptor from 1,024 on.
+    poll = select.poll()  # select() takes no descriptor above 1,023.
     poll.register(client, select.POLLRDHUP)
     return bool(poll.poll(0))
 

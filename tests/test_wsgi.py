@@ -67,7 +67,7 @@ def ask_twice(server: Server, method: str, path: str, body: bytes | None) -> lis
     return found
 
 
-# Applications, and what arrives of them: a method, a path, a body, a status and a body.
+# A request's method, path and body, then the response's status and body.
 CASES = [
     ("GET", "/one_block", None, 200, b"one block"),
     ("GET", "/no_block", None, 200, b""),
@@ -103,7 +103,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status", "sent"), CASES)
-def test_an_application_gets_through_as_under_the_worker_of_gunicorn(
+def test_an_application_behaves_as_under_gunicorns_own_worker(
     servers, method, path, body, status, sent
 ):
     """The status, the application's own headers and the body are the same.
@@ -271,7 +271,7 @@ def test_a_client_gets_more_time_whenever_it_has_taken_some_of_a_response():
 
 
 def test_a_response_of_one_block_leaves_with_its_head_in_one_system_call():
-    """A second one would take a tenth of the time. This kind of socket keeps them apart."""
+    """A second one would add a tenth to the time. This kind of socket keeps them apart."""
     near, far = gevent.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
         Connection(near, limit=0).send(b"head", b"block")

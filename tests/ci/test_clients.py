@@ -146,6 +146,7 @@ def test_a_class_shares_one_server_and_the_log_tells_the_students_apart(tmp_path
         count = block("sh", "while read -r name token")
         printed = subprocess.check_output(["bash", "-c", count], cwd=folder, text=True)
     first, second, *others = printed.splitlines()
-    assert first == "student01: 1 stored, 0 refused" and second == "student02: 0 stored, 1 refused"
-    assert len(others) == 28 and all(": 0 stored, 0 refused" in line for line in others)
+    assert first == "student01: 1 got a 200, 0 refused"
+    assert second == "student02: 0 got a 200, 1 refused"
+    assert len(others) == 28 and all(": 0 got a 200, 0 refused" in line for line in others)
     assert read_names(f"sqlite:///{folder}/class/plants.db") == {7: "Fern"}

@@ -111,7 +111,10 @@ def test_a_pooler_that_met_a_standby_first_works_once_that_is_promoted(serve):
 
 
 def test_a_pooler_weakens_no_commit(pooled_url, open_storage):
-    """Each commit waits for the disk, though the role's default is not to. No setting is left."""
+    """Each commit waits for the disk, though the role's default is not to.
+
+    None of our settings reaches the next client.
+    """
     options = {"autocommit": True, "prepare_threshold": None}
     with psycopg.connect(pooled_url, **options) as neighbour:
         storage = open_storage(pooled_url)

@@ -412,7 +412,7 @@ def shared() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_programs_of_root_make_files_of_the_owner(shared):
+def test_programs_that_root_runs_leave_the_files_to_the_owner(shared):
     """The backup that root restores may be one that only root can read."""
     (home := shared / "root").mkdir(0o700)
     (folder := shared / "data").mkdir()
@@ -424,17 +424,17 @@ def test_programs_of_root_make_files_of_the_owner(shared):
     shutil.move(backups(folder)[0], home / "backup.db")
     os.chown(home / "backup.db", 0, 0)
     succeed("restore", home / "backup.db", "--merge", **url)
-    for missing in ("plants.db", "plants.db*"):  # Then the lock file, or the folder, has an owner.
+    for missing in ("plants.db", "plants.db*"):  # The lock file, or the folder, tells the owner.
         for each in folder.glob(missing):
             each.unlink()
         succeed("restore", home / "backup.db", **url)
-    # A file of root's is given to the owner first, as the page says. The lock file has an owner.
+    # If the file is root's, the page's chown has to come before the restore.
     (folder / "plants.db").unlink()
     (folder / "plants.db").touch()
     os.chown(folder, 0, 0)
     assert "unable to open" in fail("restore", home / "backup.db", **url)
     os.chown(folder, OTHER, OTHER)
-    type_here(folder, block("sh", "chown --reference=/var/lib/plants"))
+    type_here(folder, block("sh", 'chown --reference="$db"'))
     succeed("restore", home / "backup.db", **url)
     assert len([*folder.rglob("*")]) == 7
     assert {(each.stat().st_uid, each.stat().st_gid) for each in folder.rglob("*")} == {
@@ -603,12 +603,12 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(tmp_path, database, ur
     unread = [[*map(int, ids)] for ids in re.findall(r"ids (-?\d+) to (-?\d+) of the", printed)]
     for number in {row[0] for row in set(plants) - readable}:
         assert any(first <= number <= last for first, last in unread)
-    # What a range says is of use only if it is short.
+    # A range of ids is useful only if it is short.
     assert sum(last - first < 2**60 for first, last in unread) >= len(unread) - 1
 
 
 def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
-    """A disk may write a page to the place of another one. A search by id goes past its plants."""
+    """A disk may write a page to the place of another one. A search by id misses its plants."""
     make(tmp_path / "backup.db", {})
     make(database, {number: "n" * 500 for number in range(300)})
     plants = read_rows(url)
@@ -622,7 +622,7 @@ def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
 
 
 def test_a_file_whose_first_page_is_damaged_gets_one_from_an_empty_file(tmp_path, database, url):
-    """The page's commands do this. Nothing says where the other pages are, but these are there."""
+    """The page's commands do this. Nothing lists the other pages any more, but they are there."""
     empty = make(tmp_path / "empty.db", {})
     make(database, {number: "n" * 500 for number in range(300)})
     plants = read_rows(url)
@@ -630,8 +630,7 @@ def test_a_file_whose_first_page_is_damaged_gets_one_from_an_empty_file(tmp_path
     overwrite(database, 0, PAGE // 2)
     printed = succeed("restore", empty, "--merge")
     assert "ids -9223372036854775808 to 9223372036854775807 of the old file" in printed
-    commands = block("sh", "old=$(ls -d replaced-").replace("/var/tmp", str(tmp_path))
-    type_here(tmp_path, commands, cwd=tmp_path)
+    type_here(tmp_path, block("sh", "old=$(ls -d"))
     succeed("restore", tmp_path / "copy.db", "--merge")
     assert read_rows(url) == plants
 
@@ -641,11 +640,12 @@ def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url):
     make(database, {1: "n"})
     os.chown(tmp_path, OTHER, OTHER)
     (tmp_path / "plants.db-wal").touch()
-    commands = block("sh", "mkdir -p /mnt/disk/plants").replace("/var/lib/plants", str(tmp_path))
+    commands = block("sh", "(umask 77; mkdir -p /mnt/disk/plants")
     type_here(tmp_path, commands.replace("/mnt/disk", f"{tmp_path}/disk"))
     copy = tmp_path / "disk" / "plants" / "plants.db"
     assert read_rows(f"sqlite:///{copy}") == read_rows(url)
     assert {each.stat().st_uid for each in (copy, copy.parent)} == {OTHER}
+    assert copy.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_wal_says_which_pages_a_damaged_file_has(tmp_path, database, url):
@@ -669,7 +669,7 @@ def test_the_wal_says_which_pages_a_damaged_file_has(tmp_path, database, url):
 
 
 @pytest.mark.parametrize("first", range(1, 40, 3))
-def test_a_disk_that_reads_some_pages_only_loses_nothing(tmp_path, database, url, first):
+def test_a_disk_that_can_read_only_some_pages_loses_nothing(tmp_path, database, url, first):
     """What it can't read is reported, or the restore is refused."""
     make(tmp_path / "backup.db", {-1: "n"})
     plants = {-1: "n", **dict.fromkeys(range(5000), "n" * 50)}
@@ -685,7 +685,7 @@ def test_a_disk_that_reads_some_pages_only_loses_nothing(tmp_path, database, url
 
 @pytest.mark.parametrize("damage", [b"x" * 9999, b"", b"SQLite format 3\0" + b"\xff" * 9999])
 def test_a_file_in_which_nothing_can_be_read_is_replaced(tmp_path, database, url, damage):
-    """One without a byte has no plants, which is nothing to complain about."""
+    """An empty file has no plants, and that is no error."""
     make(tmp_path / "backup.db", {1: "one"})
     database.write_bytes(damage)
     printed = succeed("restore", tmp_path / "backup.db", "--merge")
@@ -698,9 +698,12 @@ def test_a_file_in_which_nothing_can_be_read_is_replaced(tmp_path, database, url
 # The pages
 
 
+DB = block("sh", "db=/var/lib/plants")
+
+
 def type_here(folder: Path, *blocks: str, cwd: Path = ROOT) -> str:
     """Type blocks of a page into one shell, for a database in `folder`. Return what they print."""
-    commands = "\n".join(blocks).replace("/var/lib/plants", str(folder))
+    commands = "\n".join((DB, *blocks)).replace("/var/lib/plants", str(folder))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # As `activate` sets it.
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands.replace("/var/tmp", str(folder))], cwd=cwd,
@@ -776,8 +779,8 @@ def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_p
     assert server.post(MONSTERA)[0] == STORED
     look = block("sh", "lslocks")
     with subprocess.Popen(["sqlite3", database], stdin=subprocess.PIPE, text=True) as program:
-        # A worker may just be writing, at its start. Wait for its lock, which the shell does not do
-        # by itself.
+        # A worker may just be writing, at its start. Have sqlite3 wait for its lock, which it does
+        # not do by default.
         program.stdin.write(".timeout 30000\nBEGIN IMMEDIATE;\n")
         program.stdin.flush()
         line = rf"(?m)^sqlite3 +{program.pid} WRITE +{database}-shm$"
@@ -793,25 +796,25 @@ def test_after_a_crash_sqlite3_copies_the_wal_into_the_file(serve, tmp_path):
     with serve() as server:
         assert server.post(MONSTERA)[0] == STORED
     assert (wal := tmp_path / "plants.db-wal").stat().st_size
-    checkpoint = command("flock plants.db-lock sqlite3 plants.db")
-    assert type_here(tmp_path, checkpoint, cwd=tmp_path) == "0|0|0\n"
+    checkpoint = command('flock "$db/plants.db-lock" sqlite3')
+    assert type_here(tmp_path, checkpoint) == "0|0|0\n"
     assert not wal.exists() and b"Monstera" in (tmp_path / "plants.db").read_bytes()
 
 
 def test_a_full_disk_has_room_again_without_a_restart(serve, small_disk):
-    """The page's commands delete small backups, and keep the largest three."""
+    """The page's commands keep the largest three backups, and of equal ones the newer."""
     server = serve(DATABASE_URL=f"sqlite:///{small_disk}/plants.db")
     assert server.post(MONSTERA)[0] == STORED
     (folder := small_disk / "backups").mkdir()
     for number in range(6):
-        (folder / f"plants-{number}.db").write_bytes(bytes(2**18 + number))
+        (folder / f"plants-{number}.db").write_bytes(bytes(2**18 + number // 2))
     with contextlib.suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
         while True:
             ballast.write(bytes(2**12))
     big = {"id": 8, "name": "n" * 10_000}
     wait_until(lambda: server.post({**big, "id": time.monotonic_ns()})[0] == 503)
-    assert "100%" in type_here(small_disk, block("sh", "df -h ."), cwd=small_disk)
-    type_here(small_disk, block("sh", "ls -S backups/plants-"), cwd=small_disk)
+    assert "100%" in type_here(small_disk, block("sh", 'df -h "$db"'))
+    type_here(small_disk, block("sh", "stat -c '%s %n'"))
     assert sorted(each.name for each in folder.glob("plants-*.db")) == [
         f"plants-{number}.db" for number in (3, 4, 5)
     ]
@@ -825,7 +828,7 @@ def test_files_of_root_are_given_to_the_owner_of_the_folder(tmp_path):
     for name in ("plants.db", "plants.db-wal"):
         (tmp_path / name).touch()
     os.chown(tmp_path, OTHER, OTHER)
-    type_here(tmp_path, block("sh", "chown --reference=/var/lib/plants"))
+    type_here(tmp_path, block("sh", 'chown --reference="$db"'))
     assert {each.stat().st_uid for each in tmp_path.iterdir()} == {OTHER}
 
 
@@ -855,7 +858,7 @@ def test_a_server_is_set_up(serve, tmp_path, postgresql):
 
 
 def test_a_move_changes_no_plant(tmp_path, open_storage, url, postgresql_url):
-    """The plants move there and back: to no file, and to one that lacks some plants."""
+    """They move there and back: once into a new file, and once into one that lacks some plants."""
     storage = open_storage()
     for each in PLANTS:
         storage.add(each)

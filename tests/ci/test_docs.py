@@ -14,7 +14,7 @@ from tests.support.server import ROOT, TOKEN, free_port
 PATIENCE = 120  # seconds for a page: the commands of one download packages
 VARYING = r"\b[0-9a-f]{32}\b|(?<=Bearer )[^'\n]+|http://[\w.:]+|\b[\dT:+-]+\.\d+[\d+:]*"
 START = ".venv/bin/gunicorn &\nuntil curl -sf localhost:8000/healthz; do kill -0 $!; done\n"
-STOP = "kill %% 2>&- && wait || true\n"  # This stands for Ctrl+C, if a service runs.
+STOP = "kill %% 2>&- && wait || true\n"  # This stands for Ctrl+C, if a service is running.
 POST = block("sh", ". ./.env").partition("\n")[2]
 
 
@@ -62,7 +62,10 @@ def typed(page: Path) -> str:
 
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
 def test_a_page_is_typed_from_top_to_bottom(page, folder):
-    """The commands print all that the page shows. If none of them starts the service, it runs."""
+    """The commands print all that the page shows.
+
+    On all pages but the first, the service is already running.
+    """
     printed = run(folder, typed(page), **({"PLANTS_TOKENS": TOKEN} if page != TYPED[0] else {}))
     for language, text in BLOCK.findall(PAGES[page]):
         if language in ("", "json"):

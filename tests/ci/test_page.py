@@ -156,10 +156,10 @@ def test_a_response_names_its_request(page, server):
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_explained_and_nothing_is_sent(page, server, wrong):
-    """The field gets the focus. No previous response and no command of another plant stays.
+    """The field gets the focus. Neither the previous response nor the previous command stays.
 
-    The hint of the field stands out. An id is a 64-bit integer in digits. No header can carry such
-    a token.
+    The hint of the field stands out. An id is a 64-bit integer in digits. No header can carry a
+    token with a space or an accent.
     """
     page.send("200", "7", "Monstera")
     ((name, value),) = wrong.items()
@@ -292,7 +292,7 @@ def test_a_page_of_another_origin_may_send_any_header(page, server, stored):
 
 
 def test_the_javascript_client_works_in_a_page_of_another_origin(page, server, stored):
-    """Its functions are those that docs/interface.md has for Node."""
+    """Its functions are those that docs/clients.md has for Node."""
     page.get(f"http://localhost:{server.port}/openapi.json")
     client = block("js", "const address").partition("\ntry {")[0]
     for old, new in ((":8000", f":{server.port}"), ("process.env.TOKEN", f"'{TOKEN}'")):

@@ -581,7 +581,10 @@ def test_the_service_starts_serves_and_stops_as_the_platform_does_it(platform, r
 
 
 def test_a_platform_may_freeze_the_service_between_requests(run):
-    """Cloud Run does. With gunicorn's 30 seconds, the workers would be killed when they go on."""
+    """Cloud Run does.
+
+    With gunicorn's default --timeout of 30 seconds, the workers would be killed when they go on.
+    """
     (platform,) = (each for each in PLATFORMS if each.names == "Cloud Run")
     service = run(platform)
 
@@ -596,7 +599,8 @@ def test_a_platform_may_freeze_the_service_between_requests(run):
         master = service.server.process.pid
         os.killpg(master, signal.SIGSTOP)
         time.sleep(33)
-        os.kill(master, signal.SIGCONT)  # Any process may go on first. This one could kill others.
+        # Any process may wake first. Let it be the master, which could kill the others.
+        os.kill(master, signal.SIGCONT)
         time.sleep(2)
         os.killpg(master, signal.SIGCONT)
         assert [post(connection) for connection in kept] == [[STORED]] * 8
@@ -624,7 +628,7 @@ def test_gunicorn_gives_up_before_the_platform_kills_it():
 
 
 def test_the_files_for_platforms_say_what_the_platforms_of_this_file_do():
-    """The others of their values are in PLATFORMS, so services have been started with them."""
+    """Their other values are in PLATFORMS, so services have been started with them."""
     assert IMAGE == {"PORT": "8000"}
     (check,) = FLY["http_service"]["checks"]
     assert check["path"] == RENDER["healthCheckPath"] == "/livez"
@@ -662,7 +666,7 @@ def settings(platform: Platform) -> list[str]:
 
 
 def test_the_page_says_what_was_set_here():
-    """A platform has a section, where its commands set this and nothing else, or a row."""
+    """Each platform has a row, or a section whose commands set exactly this."""
     sections = {text.partition("\n")[0]: text for text in re.split("(?m)^## ", PAGE)}
     rows = []
     for platform in PLATFORMS:

@@ -302,12 +302,12 @@ def test_while_another_program_creates_or_locks_the_table_health_checks_fail_too
     assert server.post(MONSTERA)[0] == STORED
 
 
-def test_while_a_server_is_away_or_hangs_plants_get_a_503(serve):
+def test_while_a_server_is_down_or_hangs_plants_get_a_503(serve):
     """The service starts, responds meanwhile, and recovers by itself. No log has the password."""
     url = (own := PostgreSQL()).url().replace("user=postgres", "user=late&password=SECRET")
     server = serve(DATABASE_URL=url, WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == server.health() == 503
-    said = "plants can't be stored in PostgreSQL: connection .*; starting anyway, answering 503"
+    said = "plants can't be stored in PostgreSQL: connection .*; the service answers 503"
     assert re.search(said, server.err)
     with own:
         said = 'role \\"late\\" does not exist'

@@ -18,7 +18,9 @@ KINDS = ["worker.Worker", "gevent", "gthread", "sync"]
 @pytest.mark.parametrize("engine", ["SQLite", "PostgreSQL"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_that_is_preloaded_mixes_up_no_clients(serve, request, url, kind, engine):
-    """Each client sends a token, a path or a plant of its own, also to a worker that is replaced.
+    """Each client sends a token, a path or a plant of its own.
+
+    Some of it goes to a worker that has replaced another one.
 
     Bottle keeps the present request in a threading.local(). Greenlets would share it if the master
     had imported Bottle.
