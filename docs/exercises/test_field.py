@@ -1,8 +1,9 @@
 """Tests for a solution of the second exercise of docs/exercises.md, for each of its fields."""
 
+import psycopg
 import pytest
 
-from tests.support.server import STORED
+from tests.support.server import STORED, Server
 from tests.support.wire import new_plant
 
 OLD = {"id": 1, "name": "Sequoia"}  # stored before the table had the fields
@@ -43,3 +44,18 @@ def test_a_value_of_a_wrong_type_or_size_is_refused(server, field):
         status, error = server.post(new_plant(**{field: value}))
         assert status == 400
         assert error["message"].startswith(f"{field}: must be ")
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+def test_a_new_database_has_the_fields(request, tmp_path, engine):
+    """Nobody adds columns to it: the service itself makes the table."""
+    url = f"sqlite:///{tmp_path}/plants.db"
+    if engine == "postgresql":
+        old = request.getfixturevalue("postgresql")
+        with psycopg.connect(old, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE new")
+        url = old.replace("///postgres?", "///new?")
+    plant = new_plant(height=1.5, evergreen=True, year=2024)
+    with Server(tmp_path, DATABASE_URL=url) as server:
+        status, stored = server.post(plant)
+    assert (status, {"id": plant["id"], **stored}) == (STORED, plant)
