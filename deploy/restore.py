@@ -115,10 +115,11 @@ def lock_workers(path: str) -> Iterator[None]:
         lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # If the file was deleted while we waited, the workers lock another one: try again.
             if os.fstat(lock).st_nlink:
                 yield
                 return
-        finally:  # If it was deleted while we waited, the workers lock another file by now.
+        finally:
             os.close(lock)
 
 

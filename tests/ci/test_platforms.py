@@ -349,7 +349,8 @@ PLATFORMS = [
         "Zeabur",
         {},
         {"PORT": "{port}", "ZBPACK_START_COMMAND": "exec gunicorn"},
-        "It does not read the Procfile. Add a volume at `/data`, or write `DATABASE_URL` yourself.",
+        "It does not read the Procfile. Add a volume at `/data`, or a database, and write "
+        "`DATABASE_URL` yourself.",
         start="bash -c 'true; exec gunicorn'",
     ),
     Platform(
@@ -363,7 +364,8 @@ PLATFORMS = [
     Platform(
         "GitHub Codespaces",
         {"CODESPACES": "true", "CODESPACE_NAME": "plants", "GITHUB_TOKEN": "ghu_secret"},
-        note="Type README's two commands in its terminal. Only you can reach the port.",
+        note="In its terminal, type the command of [Run it](../README.md#run-it), and in a second one "
+        "the `curl` that it prints. Only you can reach the port.",
         port=8000,
         start="gunicorn --bind 127.0.0.1:{port}",
         user="1000:1000",
