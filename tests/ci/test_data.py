@@ -870,7 +870,7 @@ def test_a_move_changes_no_plant(tmp_path, open_storage, url, postgresql_url):
     type_here(tmp_path, server, BACK, cwd=new)
     assert (new / "moved.db").stat().st_mode & 0o777 == 0o600
     assert read_rows(f"sqlite:///{new}/moved.db") == PLANTS
-    restore = command("python deploy/restore.py moved.db").split()[2:]
+    restore = command("python deploy/restore.py FOLDER").replace("FOLDER", str(new)).split()[2:]
     succeed("restore", *restore, cwd=new, DATABASE_URL=f"sqlite:///{new}/plants.db")
     open_storage(f"sqlite:///{new}/plants.db").check(30)  # The service accepts the file.
     storage.close()
