@@ -256,6 +256,16 @@ def test_no_plant_is_acknowledged_once_the_folder_is_deleted(open_storage, tmp_p
             use()
 
 
+def test_a_folder_that_cant_be_read_is_named_and_is_no_bug(open_storage, tmp_path):
+    """Its mode may be wrong, or it is no folder any more. The plant gets a 503, not a 500."""
+    (folder := tmp_path / "folder").mkdir()
+    (storage := open_storage(f"sqlite:///{folder}/plants.db")).add(ONE)
+    folder.rename(tmp_path / "kept")
+    folder.touch()
+    with pytest.raises(Unavailable, match=f"{folder}/plants.db: Not a directory"):
+        storage.add(TWO)
+
+
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 @pytest.mark.parametrize("change", ["deleted", "replaced"])
 def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(

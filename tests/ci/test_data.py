@@ -622,10 +622,20 @@ def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
 
 
 def test_a_file_whose_first_page_is_damaged_gets_one_from_an_empty_file(tmp_path, database, url):
-    """The page's commands do this. Nothing lists the other pages any more, but they are there."""
+    """The page's commands do this. Nothing lists the other pages any more, but they are there.
+
+    The newest plant is in the -wal, which does not have the first page.
+    """
     empty = make(tmp_path / "empty.db", {})
     make(database, {number: "n" * 500 for number in range(300)})
-    plants = read_rows(url)
+    insert = "INSERT INTO plants VALUES (300, 'n', NULL)"
+    wal = ["PRAGMA journal_mode = WAL", insert, "PRAGMA wal_checkpoint(RESTART)"]
+    crash(database, *wal, insert.replace("300", "301"))
+    (copy := tmp_path / "look").mkdir()
+    for each in (database, f"{database}-wal"):
+        shutil.copy(each, copy)
+    plants = read_rows(f"sqlite:///{copy}/plants.db")
+    assert len(plants) == 302
     overwrite(database, 0)
     overwrite(database, 0, PAGE // 2)
     printed = succeed("restore", empty, "--merge")
