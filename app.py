@@ -26,9 +26,9 @@ JSON = "application/json"
 BODY_LIMIT = 2**14  # Bytes. A worker that parses a body serves nobody else meanwhile.
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 404 may be long.
-# Characters of three members of a log line. A line must fit into 4,096 bytes: lines of several
-# workers that are longer mix in a pipe. JSON needs up to 12 bytes for a character of a reason, up
-# to 6 for one of a header, and one for each character of a percent-encoded request.
+# Characters of three members of a log line. A line must fit into 4,096 bytes: in a pipe, longer
+# lines of several workers mix. JSON needs up to 12 bytes for a character of a reason, up to 6 for
+# one of a header, and one for each character of a percent-encoded request.
 REQUEST_LIMIT, FORWARDED_LIMIT, REASON_LIMIT = 500, 100, 200
 TOO_LONG = f"the body must not be longer than {BODY_LIMIT} bytes"
 INCOMPLETE = "the body was incomplete or too slow; send it again"
@@ -52,7 +52,7 @@ COMMON_NAMES = {"x-request-id", *(name.lower() for name, _ in COMMON_HEADERS)}
 def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     """Return the WSGI application of a storage, for clients that send one of the tokens."""
     app = App()
-    app.__dict__["router"] = Routes()  # Bottle takes an assignment for a plugin conflict.
+    app.__dict__["router"] = Routes()  # Bottle reports an assignment as a plugin conflict.
     app.config["storage"] = storage  # gunicorn.conf.py starts it and closes it.
     app.add_hook("before_request", begin_request)
     app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.

@@ -89,8 +89,8 @@ class Worker(GeventWorker):
     def stop(self) -> None:
         """Stop accepting, and wait until no connection is left, or graceful_timeout is almost over.
 
-        gunicorn's master starts to count up to a check_interval earlier, and kills workers at the
-        end. Connections that are left are closed in order before that.
+        gunicorn's master starts its clock up to a check_interval earlier, and then kills workers.
+        Connections that are left are closed in order before that.
         """
         deadline = time.monotonic() + self.cfg.graceful_timeout - 2 * self.check_interval
         for server in self.servers:
@@ -157,8 +157,8 @@ class Worker(GeventWorker):
     def make_room(self) -> None:
         """If there are too many connections, close the one that we have waited for longest.
 
-        Until places are few, each client gets a second to send its request. While most requests
-        wait for the storage, clients that have just connected would be closed otherwise.
+        Until places are few, each client gets a second to send its request. Otherwise, while most
+        requests wait for the storage, clients that have just connected would be closed.
         """
         if len(self.connections) < EVICT_ABOVE * self.worker_connections:
             return

@@ -125,9 +125,7 @@ class SQLiteEngine(Engine):
             if not self.creates:
                 raise Unavailable(f"{self._path} {NOWHERE}") from None
             if not os.path.isdir(self._folder):
-                advice = (
-                    "of DATABASE_URL is missing; mount its disk, or, if it is a new one, create it"
-                )
+                advice = "of DATABASE_URL is missing; mount its disk, or create it if it is new"
                 raise Unavailable(f"the folder {self._folder} {advice}") from None
             return os.open(self._folder, os.O_RDONLY)
 

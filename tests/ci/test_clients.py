@@ -26,12 +26,13 @@ PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log
 
 
 @pytest.fixture
-def proxy(server) -> Iterator[tuple[int, list[int]]]:
-    """The port of a proxy that fails three times, and the statuses of the service behind it.
+def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
+    """The port of a proxy that fails at first, the service's statuses, and the proxy's failures.
 
-    It answers twice itself, not in JSON. Then it loses a response of the service.
+    It answers three times itself, not in JSON. Then it loses a response of the service.
     """
-    failures, statuses = [429, 503, None], []
+    statuses: list[int] = []
+    failures = [200, 429, 503, None]
 
     class Proxy(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -53,7 +54,7 @@ def proxy(server) -> Iterator[tuple[int, list[int]]]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         threading.Thread(target=proxy.serve_forever, args=[0.01]).start()
-        yield proxy.server_port, statuses
+        yield proxy.server_port, statuses, failures
         proxy.shutdown()
 
 
@@ -63,8 +64,11 @@ def proxy(server) -> Iterator[tuple[int, list[int]]]:
 def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
     server, proxy, tmp_path: Path, program: tuple[str, ...], name: str, number: int
 ) -> None:
-    """It gets past a 429, a 503 and a lost response. Later it prints what the service says."""
-    (port, statuses), (interpreter, file, *place) = proxy, program
+    """It gets past a login page, a 429, a 503 and a lost response.
+
+    Later it prints what the service says, or the proxy.
+    """
+    (port, statuses, failures), (interpreter, file, *place) = proxy, program
 
     def run(plant_name: str) -> tuple[int, str]:
         text = block(*place).replace(":8000", f":{port}")
@@ -85,6 +89,8 @@ def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
         status, printed = run(wrong)
         assert status == 1 and re.search(f"not saved: {message}", printed), printed
     assert statuses[2:] == [409, 400]
+    failures.append(501)
+    assert run(f'"{name}"') == (1, "not saved: 501 <html></html>\n")
 
 
 def test_the_expressions_on_the_page_make_ids_that_the_service_takes(server) -> None:
