@@ -63,7 +63,7 @@ def test_a_wrong_setting_ends_the_start_in_one_line(serve, database):
                 DATABASE_URL="postgres://127.0.0.1/d?sslmode=no"
             ),
             "host's name is not valid": serve(DATABASE_URL=f"postgresql://{'a' * 64}/plants"),
-            f"the folder {database} of DATABASE_URL is missing; mount its disk, or create it if it is new": serve(
+            f"the folder {database} of DATABASE_URL is missing; mount its disk, or create": serve(
                 DATABASE_URL=f"sqlite:///{no_folder}"
             ),
             f"plants can't be stored in SQLite .* in {database}.*: database is locked": serve(),
