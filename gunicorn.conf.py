@@ -38,7 +38,7 @@ def on_starting(server: Any) -> None:
         if is_set and server.cfg.worker_class_str == worker_class:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
     # With --preload, only our application is still made in the worker. Any other one would be
-    # loaded before gevent patches the worker, and all clients would share what it keeps for each.
+    # loaded before gevent patches the worker, so its clients would share its thread-locals.
     is_ours = server.app.app_uri == wsgi_app
     if server.cfg.preload_app and server.cfg.worker_class_str == worker_class and not is_ours:
         sys.exit(f"--preload would mix up the clients of {server.app.app_uri}: leave it out")

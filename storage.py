@@ -229,8 +229,8 @@ class Storage:
             if entry.plant is None:
                 was_written = has_written
             elif (found := stored.get(entry.plant.id)) == entry.plant:
-                # insert() got only the first plant of each id. If that one differs, this one was
-                # not written.
+                # insert() got only the first plant of each id. If that was a different plant,
+                # this one was not written.
                 was_written = entry.plant == plants[entry.plant.id]
             else:
                 entry.settle(DIFFERENT if found else IGNORED)

@@ -90,7 +90,7 @@ class Worker(GeventWorker):
         """Stop accepting, and wait until no connection is left, or graceful_timeout is almost over.
 
         gunicorn's master starts its clock up to a check_interval earlier, and then kills workers.
-        Connections that are left are closed in order before that.
+        Connections that are left are closed cleanly before that.
         """
         deadline = time.monotonic() + self.cfg.graceful_timeout - 2 * self.check_interval
         for server in self.servers:

@@ -159,7 +159,7 @@ class SQLiteEngine(Engine):
 
     def _open(self) -> sqlite3.Connection:
         """Connect to the file; at the first start, create it first, and plants.db-lock last."""
-        # A container may have the file alone on a volume. Its -wal would stay in the container, and
+        # A container may mount only the file. Its -wal would stay in the container, and
         # be deleted with it. proc(5) describes the list of mounts, which only Linux has.
         mounts = Path("/proc/self/mountinfo")
         path = os.fsencode(f" {self._path} ")
