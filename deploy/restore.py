@@ -152,7 +152,7 @@ def merge(path: str, new: str) -> list[str]:
         if earlier := sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}")):
             line += f"; if a restore was interrupted, run it again with {earlier[-1]} as the backup"
         return [line]
-    # Read the pages' last ids before SQLite opens the file: when a process closes a file, all its locks on
+    # Find the last ids before SQLite opens the file: when a process closes a file, all its locks on
     # that file end.
     ends = sorted({LOWEST - 1, *find_last_ids(path), HIGHEST})
     with open_database(path) as old, open_database(new, "rw") as database:
