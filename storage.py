@@ -95,7 +95,7 @@ class Entry:
 
     def settle(self, failure: Exception | None) -> None:
         """Set the outcome."""
-        # In this order: a request that gives up may just be reading both.
+        # In this order: a request that gives up may be reading both right now.
         self.failure = failure
         self.is_settled = True
 

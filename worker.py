@@ -89,8 +89,8 @@ class Worker(GeventWorker):
     def stop(self) -> None:
         """Stop accepting, and wait until no connection is left, or graceful_timeout is almost over.
 
-        gunicorn's master starts its clock up to a check_interval earlier, and then kills workers.
-        Connections that are left are closed cleanly before that.
+        gunicorn's master starts its clock up to a check_interval earlier, and kills workers when it
+        runs out. Connections that are left are closed cleanly before that.
         """
         deadline = time.monotonic() + self.cfg.graceful_timeout - 2 * self.check_interval
         for server in self.servers:
@@ -164,7 +164,7 @@ class Worker(GeventWorker):
             return
         # An aborted connection takes some rounds of the event loop to end. So abort another one.
         oldest = min(self.connections, key=lambda each: (each.is_aborted, each.waiting_since))
-        # Do not wait for the last place: aborted connections hold theirs until they have ended.
+        # Begin before the last place is taken: an aborted connection keeps its place until it ends.
         is_full = len(self.connections) >= EVICT_ANY_ABOVE * self.worker_connections
         if is_full or time.monotonic() > oldest.waiting_since + EVICT_AFTER:
             oldest.abort()

@@ -130,7 +130,8 @@ def back_up(path: str, folder: str) -> tuple[str, int]:
             try:
                 database.execute("VACUUM INTO ?", [new])
             except sqlite3.Error:
-                check_intact(database, path)  # If a file is damaged, SQLite may say that the disk is full.
+                # If a file is damaged, SQLite may say that the disk is full.
+                check_intact(database, path)
                 raise
         with open_database(new) as database:
             check_intact(database, new)

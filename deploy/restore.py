@@ -1,6 +1,6 @@
 """Puts a backup in the place of the SQLite file that DATABASE_URL names, and keeps the old files.
 
-The service may be running: from then on it answers 503 until it is restarted. This needs Python
+The service may be running: after the swap, it answers 503 until it is restarted. This needs Python
 and backup.py, and nothing else of the service. docs/data.md says how to run it.
 """
 
