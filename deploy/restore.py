@@ -226,8 +226,8 @@ class Reader:
         if not self.columns:
             return
         names = ", ".join(map(quote, self.columns))
-        # The table in its own order finds plants even on a page that is in the wrong place, where a
-        # search by id would not look for them. It ends at the first page that can't be read.
+        # A scan of the table finds plants even on a page that is in the wrong place, where a search
+        # by id would not look for them. It ends at the first page that can't be read.
         with contextlib.suppress(sqlite3.Error):
             yield from self._database.execute(f"SELECT {names} FROM plants NOT INDEXED")
             return

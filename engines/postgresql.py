@@ -206,7 +206,7 @@ def parse_url(url: str) -> dict[str, Any]:
         "connect_timeout": 2,  # seconds, for each address
         "keepalives_idle": 60,  # seconds; routers forget silent connections
         # Of several servers, find the one that accepts writes. If there is only one, do not ask it:
-        # PgBouncer repeats what its server said at first, even after that has become the primary.
+        # PgBouncer repeats its server's first answer, even after that server became the primary.
         "target_session_attrs": "read-write" if len(hosts) > 1 else "any",
         **given,
         "client_encoding": "utf8",

@@ -39,8 +39,8 @@ FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
 GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
 NOWHERE = f"{GONE}; if it never existed, correct DATABASE_URL or run python start.py"
 LOST = (
-    "{0} is missing or empty, but {0}-lock shows that plants were stored here; restore a backup, "
-    "or, to start over (or if none were ever stored here), delete {0}-lock"
+    "{0} is missing or empty, but {0}-lock shows that a database was here: read "
+    "docs/emergencies.md; or, to begin an empty one, delete {0}-lock"
 )
 
 

@@ -63,7 +63,7 @@ def store_and_close(url: str) -> None:
         storage.add(ONE)
 
 
-LOST = "plants.db is missing or empty, but .*-lock shows that plants were stored here; .* delete .*"
+LOST = "plants.db is missing or empty, but .*-lock shows that a database was here: .* delete .*"
 
 
 @pytest.mark.parametrize("left", [None, "", PRAGMAS])
