@@ -248,7 +248,7 @@ PLATFORMS = [
         {"HOST": "0.0.0.0", "PORT": "{port}", "LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}
         | {"WEBSITE_SITE_NAME": "plants", "NUM_CORES": "1"},
         AZURE,
-        "Startup command `exec gunicorn`: without `exec`, a shell would keep the signal to stop. "
+        "Startup command `exec gunicorn`: without `exec`, a shell would swallow the `SIGTERM`. "
         "Without the variable, `SIGKILL` comes after 5 seconds. If a start fails, Azure may show a "
         "page of its own, so read the log.",
         port=8000,
