@@ -261,7 +261,7 @@ def begin_request() -> None:
 
 
 def require_http(environ: Mapping[str, Any]) -> None:
-    """Raise HTTPError if worker.py refused the request or it has not exactly one Host."""
+    """Raise HTTPError if worker.py refused the request or it does not have exactly one Host."""
     if refusal := environ.get("plants.refusal"):  # A status and a message.
         raise HTTPError(*refusal)
     # Every version but HTTP/1.0 requires exactly one Host (RFC 9112 section 3.2). Servers join two

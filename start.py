@@ -2,8 +2,8 @@
 
 gunicorn.conf.py runs this file once, before the workers start. Then each worker calls get_app().
 To check the settings by hand, run `python start.py --existing`. This file imports the service only
-inside its functions: with --preload, gunicorn's master imports it before gevent has patched the
-workers.
+inside its functions: with --preload, gunicorn's master imports this file before gevent has patched
+the workers.
 """
 
 import argparse
