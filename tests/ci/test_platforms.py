@@ -364,9 +364,9 @@ PLATFORMS = [
     Platform(
         "GitHub Codespaces",
         {"CODESPACES": "true", "CODESPACE_NAME": "plants", "GITHUB_TOKEN": "ghu_secret"},
-        note="Leave both variables unset. In its terminal, type the command of [Run it]"
-        "(../README.md#run-it), and in a second one the `curl` that it prints. Only you can reach "
-        "the port.",
+        note="Set neither `PLANTS_TOKENS` nor `DATABASE_URL`. In its terminal, type the command of "
+        "[Run it](../README.md#run-it), and in a second one the `curl` that it prints. Only you "
+        "can reach the port.",
         port=8000,
         start="gunicorn --bind 127.0.0.1:{port}",
         user="1000:1000",
