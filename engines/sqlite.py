@@ -253,7 +253,7 @@ def write(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Mapping[in
 
 def file_ids(path: str) -> list[tuple[int, int]]:
     """Return device and inode of the file, its -wal and its -shm, or [] if one is missing."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
         return [(each.st_dev, each.st_ino) for each in found]
     return []

@@ -84,6 +84,28 @@ def test_the_exchange_on_the_page_is_what_a_client_sends_and_receives(server, se
     assert lines[0] == shown[0] and sorted(lines) == sorted(shown)
 
 
+FOREIGN = {  # Words of SQLite, PostgreSQL, gunicorn, systemd and the system, and a path of ours.
+    "/healthz", "Address already in use", "Connection in use", "No space left",
+    "Operation not permitted", "Permission denied", "Read-only", "connection failed",
+    "does not exist", "failed to resolve host", "malformed", "no such table", "not a database",
+    "password authentication failed", "permission denied", "read-only transaction", "readonly",
+    'relation "plants" does not exist', "start-limit-hit", "unable to open",
+}  # fmt: skip
+
+
+def test_the_words_that_an_operator_looks_up_are_those_of_the_messages():
+    """Those of other programs are FOREIGN. The pages that messages name exist."""
+    files = [ROOT / "storage.py", *(ROOT / "engines").glob("*.py"), *(ROOT / "deploy").glob("*.py")]
+    code = re.sub(r'"\s+f?"', "", "".join(file.read_text("utf-8") for file in files))
+    section = PAGES[ROOT / "docs/emergencies.md"].split("## Look up what the log says")[1]
+    rows = re.findall(r"(?m)^\| (.*?) \|", section.partition("\n## ")[0])
+    cells = {word for row in rows for word in re.findall("`(.+?)`", row)}
+    words = {part for word in cells for part in word.split(" ... ")}
+    assert {word for word in words if word not in code} == FOREIGN
+    for page in re.findall(r"docs/[\w-]+\.md", code):
+        assert (ROOT / page).exists(), page
+
+
 def test_each_command_is_run_by_a_test():
     """Tests type some pages as a whole. Elsewhere, a test names each block that it runs."""
     whole = [*TYPED, ROOT / "docs/forty-lines.md"]

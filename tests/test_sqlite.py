@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -256,13 +257,22 @@ def test_no_plant_is_acknowledged_once_the_folder_is_deleted(open_storage, tmp_p
             use()
 
 
-def test_a_folder_that_cant_be_read_is_named_and_is_no_bug(open_storage, tmp_path):
-    """Its mode may be wrong, or it is no folder any more. The plant gets a 503, not a 500."""
+def test_a_file_in_the_place_of_the_folder_is_a_deletion(open_storage, tmp_path):
+    """The plant gets a 503, and the log says what to do."""
     (folder := tmp_path / "folder").mkdir()
     (storage := open_storage(f"sqlite:///{folder}/plants.db")).add(ONE)
     folder.rename(tmp_path / "kept")
     folder.touch()
-    with pytest.raises(Unavailable, match=f"{folder}/plants.db: Not a directory"):
+    with pytest.raises(Unavailable, match=f"folder {folder} {GONE}"):
+        storage.add(TWO)
+
+
+def test_a_folder_that_cant_be_read_is_no_bug(storage, database, monkeypatch):
+    """Its mode may be wrong. The plant gets a 503, not a 500."""
+    storage.add(ONE)
+    refused = Mock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setattr("engines.sqlite.file_ids", refused)
+    with pytest.raises(Unavailable, match=f"{database}: Permission denied"):
         storage.add(TWO)
 
 

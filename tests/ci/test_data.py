@@ -1,4 +1,4 @@
-"""deploy/backup.py, deploy/restore.py and docs/data.md: no plant is lost, whatever is typed."""
+"""backup.py, restore.py and the pages about the data: no plant is lost, whatever is typed."""
 
 import contextlib
 import os
@@ -756,8 +756,14 @@ def test_the_page_shows_plants_backs_them_up_and_restores_them(serve, tmp_path, 
 FIND = block("sh", "find /proc/[0-9]*/fd -lname '*/plants.db*'")
 
 
-def test_deleted_files_are_copied_from_the_workers_and_restored(serve, database, tmp_path, url):
-    """Under load, and after a worker was replaced: every plant that got a 200 is there."""
+@pytest.mark.parametrize("other", [{}, {10**6: "n"}], ids=["gone", "replaced"])
+def test_deleted_files_are_copied_from_the_workers_and_restored(
+    serve, database, tmp_path, url, other
+):
+    """Under load, and after a worker was replaced: every plant that got a 200 is there.
+
+    So are those of a file that has taken the place of the deleted one.
+    """
     with Writers((server := serve()).port) as clients:
         clients.wait_for_more()
         for file in tmp_path.glob("plants.db*"):
@@ -775,11 +781,14 @@ def test_deleted_files_are_copied_from_the_workers_and_restored(serve, database,
         wait_until(lambda: server.health() == 503)
         assert not database.exists()
         type_here(tmp_path, copy)
+        if other:
+            make(database, other)
         printed = type_here(tmp_path, block("sh", "python deploy/restore.py /var/tmp/rescued"))
-        assert f"{database}: there was no file before, " in printed
+        before = "1 plants before" if other else "there was no file before"
+        assert f"{database}: {before}, " in printed
     server.stop()
     assert serve().health() == 200
-    assert clients.acknowledged.items() <= read_names(url).items()
+    assert (clients.acknowledged | other).items() <= read_names(url).items()
     assert f"{database} (deleted)" not in type_here(tmp_path, f"({FIND}) || true")
 
 

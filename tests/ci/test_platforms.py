@@ -2,7 +2,7 @@
 
 No platform is asked. Each row of PLATFORMS stands for one environment: its variables, its user, its
 read-only folders, its router and its signals, as the platform's documentation or its public code
-has them. docs/deploy.md says what has to be set there, and a test compares the two.
+has them. The pages say what has to be set there, and a test compares them.
 """
 
 import base64
@@ -114,7 +114,7 @@ class Platform:
     names: str
     presets: dict[str, str]  # Variables that the platform sets.
     settings: dict[str, str] = dataclasses.field(default_factory=dict)  # An operator's.
-    note: str = ""  # What docs/deploy.md says about it, if it has no section of its own.
+    note: str = ""  # What docs/platforms.md says about it, if it has no section of its own.
     port: int = 8080  # The one that the platform or the operator chooses. Tests use free ones.
     database: str = SQLITE
     token: str = HEXADECIMAL
@@ -663,7 +663,7 @@ def test_a_checkout_on_windows_has_the_same_line_endings(tmp_path):
 
 
 def settings(platform: Platform) -> list[str]:
-    """Return what an operator sets on a platform, as docs/deploy.md writes it."""
+    """Return what an operator sets on a platform, as the pages write it."""
     places = {"port": str(platform.port)}
     return [f"{name}={fill(value, places)}" for name, value in platform.settings.items()]
 
