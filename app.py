@@ -164,9 +164,9 @@ class App(Bottle):
     def _cast(self, out: Any) -> Any:
         """Return the body of what a route has returned or raised, as Bottle does.
 
-        Notes the reason for the log here, since Bottle passes an error only to the handler of its
-        status. If Bottle can't make a body, because UTF-8 can't encode a text or such a handler has
-        a bug, this returns the body of a 500, as after a bug in a route.
+        Notes the reason for the log here, since a route's own @app.error handler replaces
+        default_error_handler(). If Bottle can't make a body, because UTF-8 can't encode a text or
+        such a handler has a bug, this returns the body of a 500, as after a bug in a route.
         """
         try:
             if isinstance(out, HTTPError):

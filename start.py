@@ -1,7 +1,7 @@
 """The wiring: makes a storage and an application from the environment variables.
 
 gunicorn.conf.py runs this file once, before the workers start. Then each worker calls get_app().
-To check the settings by hand, run `python start.py --existing`. This file imports the service only
+docs/host.md shows how to check the settings with it by hand. This file imports the service only
 inside its functions: with --preload, gunicorn's master imports this file before gevent has patched
 the workers.
 """

@@ -82,8 +82,8 @@ class PostgreSQLEngine(Engine):
 
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         previous = self._connection
-        # A commit of another worker locks its rows, too, for about as long as our own commits take.
-        # Add twice the shortest of our last ones, since that one hardly waited for a row itself.
+        # Another worker's commit also locks its rows, for about as long as one of ours takes. Add
+        # twice our shortest recent commit, since that one hardly waited for a row itself.
         # Parts of a batch do not wait that long: they only find out which plant is at fault. That
         # plant then waits, alone.
         if lock_limit > PART_LOCK_LIMIT or len(plants) == 1:
