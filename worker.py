@@ -198,7 +198,7 @@ class Worker(GeventWorker):
         """Answer what gunicorn's parser has refused. It is the last request of the connection.
 
         Our application does that itself, so that the response and the log are as for any other
-        request. Any other application would take it for a request.
+        request. Any other application would take this environ for a request.
         """
         name = type(error).__name__
         status, message = REFUSALS.get(name, (400, "the request is not valid HTTP"))

@@ -46,7 +46,7 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
 # Other errors, such as a lock or a full disk, say nothing about what can be read.
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A bad sector.
-NO_FILE = "if the file was neither lost nor is new here, DATABASE_URL is wrong"
+NO_FILE = "unless the file was lost or is new here, DATABASE_URL is wrong"
 Row = tuple[Any, ...]
 
 

@@ -156,8 +156,8 @@ def connect(server: Mapping[str, Any]) -> psycopg.Connection:
     except UnicodeError as error:  # from the codec for host names
         raise Misconfigured(f"DATABASE_URL: the host's name is not valid: {error}") from None
     except psycopg.Error as error:
-        # libpq and psycopg check most values only when they connect. Such an error has no SQLSTATE,
-        # but neither has one of a server that is down, so look at the words.
+        # libpq and psycopg check most values only when they connect. Such an error has no SQLSTATE.
+        # Nor does the error for a server that is down, so look at the words.
         found = re.search(r"(invalid|weak|bad value|could not match) .*", str(error))
         if error.sqlstate or not found:
             raise
