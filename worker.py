@@ -162,7 +162,8 @@ class Worker(GeventWorker):
         """
         if len(self.connections) < EVICT_ABOVE * self.worker_connections:
             return
-        # An aborted connection takes some rounds of the event loop to end. So pick one not yet aborted.
+        # An aborted connection takes some rounds of the event loop to end. So pick one that is not
+        # aborted yet.
         oldest = min(self.connections, key=lambda each: (each.is_aborted, each.waiting_since))
         # Begin before the last place is taken: an aborted connection keeps its place until it ends.
         is_full = len(self.connections) >= EVICT_ANY_ABOVE * self.worker_connections

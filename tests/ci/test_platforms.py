@@ -338,7 +338,7 @@ PLATFORMS = [
         "Clever Cloud",
         {"PORT": "8080", "INSTANCE_NUMBER": "0", "CC_REVERSE_PROXY_IPS": "203.0.113.1"},
         {"CC_PYTHON_VERSION": "3.13", "CC_RUN_COMMAND": "env PORT={port} gunicorn"},
-        "Its own nginx has port 8080. The add-on sets other variables, so write `DATABASE_URL` "
+        "Its own nginx takes port 8080. The add-on sets other variables, so write `DATABASE_URL` "
         "yourself.",
         port=9000,
         database=POSTGRESQL,
