@@ -645,11 +645,13 @@ def test_a_file_whose_first_page_is_damaged_gets_one_from_an_empty_file(tmp_path
     assert read_rows(url) == plants
 
 
-def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url):
-    """The page's commands keep the owner. Whoever has the folder can use the copy."""
+@pytest.mark.parametrize("has_wal", [True, False])
+def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url, has_wal):
+    """The page's commands keep the owner. After a clean stop, there is no -wal."""
     make(database, {1: "n"})
     os.chown(tmp_path, OTHER, OTHER)
-    (tmp_path / "plants.db-wal").touch()
+    if has_wal:
+        (tmp_path / "plants.db-wal").touch()
     commands = block("sh", "(umask 77; mkdir -p /mnt/disk/plants")
     type_here(tmp_path, commands.replace("/mnt/disk", f"{tmp_path}/disk"))
     copy = tmp_path / "disk" / "plants" / "plants.db"
