@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 def main() -> None:
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "--keep", type=int, metavar="N", help="delete all but the newest N of FOLDER"
+        "--keep", type=int, metavar="N", help="keep only the newest N copies in FOLDER"
     )
     parser.add_argument(
         "folder", nargs="?", metavar="FOLDER", help="by default, `backups` beside the database"

@@ -20,7 +20,7 @@ COLUMNS = ", ".join(Plant._fields)
 ROW = f"({', '.join('?' * len(Plant._fields))})"  # placeholders for one plant
 # Reads the end of the table, where the next plant goes: its page may be damaged, or a column may be
 # missing in an older file. Then writes the application_id, although the file may have it already:
-# only a write shows that the file is not read-only. BEGIN IMMEDIATE succeeds on such a file, too.
+# only a write shows that the file is not read-only. BEGIN IMMEDIATE succeeds even if it is.
 TRY_A_WRITE = f"""SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     PRAGMA application_id = {APPLICATION_ID}"""
 # Without fullfsync, macOS leaves synced data in the drive's volatile memory.
@@ -51,7 +51,7 @@ class SQLiteEngine(Engine):
     missing or empty plants.db is a loss, and nobody makes a new one.
     """
 
-    creates = False  # No worker makes a file: it would hide that one was deleted. The start does.
+    creates = False  # Only the start makes a file: a worker's would hide that one was deleted.
 
     def __init__(self, path: str) -> None:
         """Name a file. Raises ValueError if no file can have this name."""
