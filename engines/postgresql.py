@@ -173,7 +173,7 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
         return Rejected(code)
     # For `alone`, one plant may be at fault, and a retry may help. So the storage tries each half
     # of the batch alone, and this plant gets a 503, not a 400 that says that a retry will not help.
-    # A policy that refuses one plant has the SQLSTATE of a missing GRANT, so both are treated alike.
+    # A policy that refuses a plant has the SQLSTATE of a missing GRANT, so both are treated alike.
     alone: tuple[type[psycopg.Error], ...] = (errors.LockNotAvailable, errors.InsufficientPrivilege)
     reason = str(error).partition("\n")[0]
     if error.diag.context:
