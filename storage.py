@@ -240,7 +240,7 @@ class Storage:
             else:
                 unproven.append(entry)
         # A success promises a synced write, so make one for those that have none yet: health checks
-        # in a batch that stored no plant, and plants that equal the stored ones.
+        # in a batch that stored no plant, and plants that insert() did not get.
         if unproven:
             self._store(unproven, lock_limit)
 
