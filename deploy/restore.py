@@ -36,6 +36,7 @@ from backup import (
     get_id,
     get_path,
     get_value,
+    is_empty,
     lock_folder,
     open_database,
     sync,
@@ -128,7 +129,7 @@ def count_old(path: str) -> int | None:
 
     Raise a ValueError if the file belongs to another program.
     """
-    if not os.path.exists(path):
+    if is_empty(path):
         return 0
     try:
         with open_database(path) as old:
@@ -147,8 +148,9 @@ def merge(path: str, new: str) -> list[str]:
     If the old file is damaged, add all of them that can be read.
     """
     folder, name = os.path.split(path)
-    if not os.path.exists(path):
-        line = "no plants were added, since there was no file"
+    if is_empty(path):
+        state = "the file was empty" if os.path.exists(path) else "there was no file"
+        line = f"no plants were added, since {state}"
         if earlier := sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}")):
             line += f"; if a restore was interrupted, run it again with {earlier[-1]} as the backup"
         return [line]

@@ -127,7 +127,10 @@ def test_a_backup_goes_to_the_folder_that_is_named(tmp_path, database):
 
 DAMAGES = {
     "is missing": lambda path: path.unlink(),
-    "has no table of plants, or belongs to another program": lambda path: path.write_bytes(b""),
+    "not a file, empty, or": lambda path: path.write_bytes(b""),
+    "has no table of plants, or belongs to another program": lambda path: run_sql(
+        path, "DROP TABLE plants"
+    ),
     "belongs to another program": lambda path: run_sql(path, "PRAGMA application_id = 1"),
     "not a database": lambda path: path.write_bytes(b"x" * 9999),
     "plants.db is damaged: ": lambda path: overwrite(path, 1),
@@ -705,6 +708,20 @@ def test_a_file_in_which_nothing_can_be_read_is_replaced(tmp_path, database, url
     assert read_names(url) == {1: "one"}
     (replaced,) = tmp_path.glob("replaced-*/plants.db")
     assert replaced.read_bytes() == damage
+
+
+@pytest.mark.parametrize("options", [(), ("--merge",)])
+def test_no_program_deletes_the_wal_of_an_empty_file(crashed, tmp_path, options):
+    """SQLite does, as soon as it opens such a file. The newest plants may be in the -wal."""
+    folder = crashed()
+    wal = (folder / "plants.db-wal").read_bytes()
+    (folder / "plants.db").write_bytes(b"")
+    url = {"DATABASE_URL": f"sqlite:///{folder}/plants.db"}
+    assert "plants.db is missing, not a file, empty" in fail("backup", **url)
+    assert (folder / "plants.db-wal").read_bytes() == wal
+    succeed("restore", folder / "backup.db", *options, **url)
+    (replaced,) = folder.glob("replaced-*/plants.db-wal")
+    assert replaced.read_bytes() == wal
 
 
 # The pages
