@@ -45,7 +45,7 @@ def main() -> None:
     path = get_path()
     folder = os.path.abspath(arguments.folder or os.path.join(os.path.dirname(path), "backups"))
     try:
-        if not os.path.isfile(path) or is_empty(path):
+        if not os.path.isfile(path) or is_missing_or_empty(path):
             sys.exit(
                 f"{path} is missing, not a file, empty, or not yours to read: is DATABASE_URL "
                 "loaded? If so, read docs/emergencies.md before you restart"
@@ -233,7 +233,7 @@ def temporary(path: str) -> Iterator[None]:
         remove(path)
 
 
-def is_empty(path: str) -> bool:
+def is_missing_or_empty(path: str) -> bool:
     """Tell if a file is missing or empty. Do not open such a file: SQLite would delete its -wal."""
     return not os.path.exists(path) or not os.path.getsize(path)
 

@@ -36,7 +36,7 @@ from backup import (
     get_id,
     get_path,
     get_value,
-    is_empty,
+    is_missing_or_empty,
     lock_folder,
     open_database,
     sync,
@@ -129,7 +129,7 @@ def count_old(path: str) -> int | None:
 
     Raise a ValueError if the file belongs to another program.
     """
-    if is_empty(path):
+    if is_missing_or_empty(path):
         return 0
     try:
         with open_database(path) as old:
@@ -148,7 +148,7 @@ def merge(path: str, new: str) -> list[str]:
     If the old file is damaged, add all of them that can be read.
     """
     folder, name = os.path.split(path)
-    if is_empty(path):
+    if is_missing_or_empty(path):
         state = "the file was empty" if os.path.exists(path) else "there was no file"
         line = f"no plants were added, since {state}"
         if earlier := sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}")):

@@ -144,9 +144,11 @@ class SQLiteEngine(Engine):
 
     def _check_files(self) -> None:
         """Raise Unavailable if the files that are open are no longer those at their paths."""
+        if not self._connection:
+            return
         with translate_errors(self._path):
             found = file_ids(self._path)
-        if self._connection and found != self._files:
+        if found != self._files:
             missing = self._path if os.path.isdir(self._folder) else f"the folder {self._folder}"
             raise Unavailable(f"{missing} {GONE}")
 

@@ -270,6 +270,7 @@ def test_a_file_in_the_place_of_the_folder_is_a_deletion(open_storage, tmp_path)
 def test_a_folder_that_cant_be_read_is_no_bug(storage, database, monkeypatch):
     """Its mode may be wrong. The plant gets a 503, not a 500."""
     storage.add(ONE)
+    # The error is made up, since root may read every folder.
     refused = Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr("engines.sqlite.file_ids", refused)
     with pytest.raises(Unavailable, match=f"{database}: Permission denied"):
