@@ -154,14 +154,17 @@ def merge(path: str, new: str) -> list[str]:
         if earlier := sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}")):
             line += f"; if a restore was interrupted, run it again with {earlier[-1]} as the backup"
         return [line]
-    # Find the last ids before SQLite opens the file: when a process closes a file, all its locks on
-    # that file end.
-    ends = sorted({LOWEST - 1, *find_last_ids(path), HIGHEST})
-    with open_database(path) as old, open_database(new, "rw") as database:
-        ours = get_columns(database)
-        reader = Reader(old, sorted(ours, key="id".__ne__))  # The id comes first.
-        added, differing = add_plants(reader, database, ends)
+    with with_first_page(path, new) as readable:
+        # Find the last ids before SQLite opens the file: when a process closes a file, all its
+        # locks on that file end.
+        ends = sorted({LOWEST - 1, *find_last_ids(readable), HIGHEST})
+        with open_database(readable) as old, open_database(new, "rw") as database:
+            ours = get_columns(database)
+            reader = Reader(old, sorted(ours, key="id".__ne__))  # The id comes first.
+            added, differing = add_plants(reader, database, ends)
     lines = [f"{added} plants of the old file were added"]
+    if readable != path:
+        lines.append("the first page of the old file is damaged; that of the backup was used")
     if differing:
         ids = " ".join(map(str, differing))
         lines.append(f"{len(differing)} ids have another plant in the old file, not added: {ids}")
@@ -170,6 +173,37 @@ def merge(path: str, new: str) -> list[str]:
     for first, last in sorted(reader.unread):
         lines.append(f"ids {first} to {last} of the old file can't be read or added")
     return lines
+
+
+@contextlib.contextmanager
+def with_first_page(path: str, new: str) -> Iterator[str]:
+    """Yield a file's path or, if its first page is damaged, that of a copy which has another one.
+
+    Only the first page says where the table begins. The service's tables all begin at the same
+    page, so the first page of the new file says it, too.
+    """
+    try:
+        with open_database(path) as database:
+            get_columns(database)
+    except sqlite3.DatabaseError as error:
+        damaged = error.sqlite_errorcode & 0xFF in DAMAGE
+    else:
+        damaged = False
+    if not damaged:
+        yield path
+        return
+    with temporary(f"{path}-copy"):
+        for suffix in filter(lambda each: os.path.exists(path + each), ("", "-wal")):
+            shutil.copyfile(path + suffix, f"{path}-copy{suffix}")
+        with open_database(new) as database:
+            size = get_value(database, "PRAGMA page_size")
+        with open(new, "rb") as source, open(f"{path}-copy", "r+b") as target:
+            page = bytearray(source.read(size))
+            # The header of sqlite.org/fileformat2.html, section 1.3:
+            page[18:20] = b"\2\2"  # There may be a -wal.
+            page[28:32] = bytes(4)  # SQLite counts the pages itself.
+            target.write(page)
+        yield f"{path}-copy"
 
 
 def add_plants(

@@ -624,28 +624,35 @@ def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
     assert read_rows(url) == plants
 
 
-def test_a_file_whose_first_page_is_damaged_gets_one_from_an_empty_file(tmp_path, database, url):
-    """The page's commands do this. Nothing lists the other pages any more, but they are there.
+@pytest.mark.parametrize("damage", [b"x" * PAGE, bytes(PAGE), b"\xff" * 50], ids="xz-")
+def test_a_file_whose_first_page_is_damaged_is_read_with_that_of_the_backup(
+    tmp_path, database, url, damage
+):
+    """Nothing lists the other pages any more, but they are there. The old file is left as it is.
 
     The newest plant is in the -wal, which does not have the first page.
     """
-    empty = make(tmp_path / "empty.db", {})
+    backup = make(tmp_path / "backup.db", {1: "of the backup", 999: "n"})
     make(database, {number: "n" * 500 for number in range(300)})
     insert = "INSERT INTO plants VALUES (300, 'n', NULL)"
     wal = ["PRAGMA journal_mode = WAL", insert, "PRAGMA wal_checkpoint(RESTART)"]
     crash(database, *wal, insert.replace("300", "301"))
-    (copy := tmp_path / "look").mkdir()
+    (look := tmp_path / "look").mkdir()
     for each in (database, f"{database}-wal"):
-        shutil.copy(each, copy)
-    plants = read_rows(f"sqlite:///{copy}/plants.db")
+        shutil.copy(each, look)
+    plants = read_names(f"sqlite:///{look}/plants.db")
     assert len(plants) == 302
-    overwrite(database, 0)
-    overwrite(database, 0, PAGE // 2)
-    printed = succeed("restore", empty, "--merge")
-    assert "ids -9223372036854775808 to 9223372036854775807 of the old file" in printed
-    type_here(tmp_path, block("sh", "old=$(ls -d"))
-    succeed("restore", tmp_path / "copy.db", "--merge")
-    assert read_rows(url) == plants
+    # The list of the page's tables begins at byte 100.
+    content = bytearray(database.read_bytes())
+    at = 0 if len(damage) == PAGE else 100
+    content[at : at + len(damage)] = damage
+    database.write_bytes(content)
+    printed = succeed("restore", backup, "--merge")
+    assert read_names(url) == plants | {1: "of the backup", 999: "n"}
+    assert "the first page of the old file is damaged" in printed
+    (replaced,) = tmp_path.glob("replaced-*/plants.db")
+    assert replaced.read_bytes() == content
+    assert not [*tmp_path.glob("plants.db-copy*")]
 
 
 @pytest.mark.parametrize("has_wal", [True, False])
