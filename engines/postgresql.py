@@ -171,9 +171,10 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     code = f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
     if error.diag.source_function in RAISES or isinstance(error, PLANT_ERRORS):
         return Rejected(code)
-    # For `alone`, one plant may be at fault, and a retry may help. So the storage tries each half
-    # of the batch alone, and this plant gets a 503, not a 400 that says that a retry will not help.
-    # A policy that refuses a plant has the SQLSTATE of a missing GRANT, so both are treated alike.
+    # `alone` has the errors that one plant may cause, and that a retry may fix. The storage then
+    # tries each half of the batch by itself, and the plant gets a 503, not a 400, which would say
+    # that a retry will not help. A policy that refuses a plant has the SQLSTATE of a missing GRANT,
+    # so both are treated alike.
     alone: tuple[type[psycopg.Error], ...] = (errors.LockNotAvailable, errors.InsufficientPrivilege)
     reason = str(error).partition("\n")[0]
     if error.diag.context:
