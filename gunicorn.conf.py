@@ -42,7 +42,7 @@ def on_starting(server: Any) -> None:
     is_ours = server.app.app_uri == wsgi_app
     if server.cfg.preload_app and server.cfg.worker_class_str == worker_class and not is_ours:
         sys.exit(f"--preload would mix up the clients of {server.app.app_uri}: leave it out")
-    if not is_ours:  # Somebody else's application opens no database of ours.
+    if not is_ours:  # Someone else's application opens no database of ours.
         return
 
     def become_user() -> None:
@@ -97,7 +97,7 @@ def post_worker_init(worker: Any) -> None:
 
 def worker_exit(server: Any, worker: Any) -> None:
     """Store what is queued and close the database, while threads can still be started."""
-    # A worker of somebody else's application has no storage, nor has one that failed to start.
+    # A worker of someone else's application has no storage, nor has one that failed to start.
     if hasattr(worker, "storage"):
         worker.storage.close()
 

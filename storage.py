@@ -112,7 +112,7 @@ class Storage:
         """Keep the engine for later: nothing is opened and no thread begins before start()."""
         self.engine = engine
         # The first entry is a health check, so that each worker opens the file at its start.
-        # Otherwise an idle worker might open it only after somebody has replaced it, and accept the
+        # Otherwise an idle worker might open it only after someone has replaced it, and accept the
         # other file.
         self._queue = deque([Entry(None)])
         self._batch: list[Entry] = []

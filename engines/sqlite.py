@@ -37,7 +37,7 @@ INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
 # A restart would end the workers from which deleted files can still be copied.
 GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
-NOWHERE = f"{GONE}; if it never existed, correct DATABASE_URL or run python start.py"
+NOWHERE = f"{GONE}; if it never existed, correct DATABASE_URL, or run start.py as the service does"
 LOST = (
     "{0} is missing or empty, but {0}-lock shows that a database was here: read "
     "docs/emergencies.md; or, to begin an empty one, delete {0}-lock"
@@ -115,7 +115,7 @@ class SQLiteEngine(Engine):
     def _open_lock(self) -> int:
         """Open plants.db-lock, or, before the first start has made that, the folder."""
         # A worker that has the database open knows that plants are stored here, so it may make the
-        # lock file again. The file is private, since everybody who may read it can lock it.
+        # lock file again. The file is private, since anyone who may read it can lock it.
         flags = os.O_RDWR | (os.O_CREAT if self._connection else 0)
         try:
             return os.open(self._lock_path, flags, 0o600)
@@ -170,7 +170,7 @@ class SQLiteEngine(Engine):
         self._is_first = self.creates and not os.path.exists(self._lock_path)
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
             self._require_first()
-            # SQLite would create a file that everybody may read.
+            # SQLite would create a file that anyone may read.
             os.close(os.open(self._path, os.O_CREAT, 0o600))
         elif self._is_exchanged():
             raise Unavailable(f"{self._path} {GONE}")
@@ -283,6 +283,6 @@ def translate_errors(path: str) -> Iterator[None]:
     except sqlite3.IntegrityError as error:  # Its message may quote a plant.
         raise Rejected(f"SQLite: {error.sqlite_errorname}") from None
     except (sqlite3.Error, OSError) as error:
-        # SQLITE_ERROR may concern one plant, for which somebody's constraint or trigger fails.
+        # SQLITE_ERROR may concern one plant, for which someone's constraint or trigger fails.
         kind = Locked if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR" else Unavailable
         raise kind(f"{path}: {getattr(error, 'strerror', error)}") from None
