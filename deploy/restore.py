@@ -73,8 +73,8 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
     """Finish the new file before anything happens to the old one, then swap. Return a report."""
     folder = os.path.dirname(path)
     new = f"{path}-new"
-    if not os.path.isfile(backup):
-        raise ValueError(f"{backup} is missing or not a file")
+    if not os.path.isfile(backup) or is_missing_or_empty(backup):
+        raise ValueError(f"{backup} is missing, empty or not a file")
     for each in filter(os.path.exists, (path, new)):
         if os.path.samefile(each, backup):
             raise ValueError(f"{backup} is the database itself, or left from a restore")
@@ -130,7 +130,7 @@ def count_old(path: str) -> int | None:
     Raise a ValueError if the file belongs to another program.
     """
     if is_missing_or_empty(path):
-        return 0
+        return 0 if is_missing_or_empty(f"{path}-wal") else None
     try:
         with open_database(path) as old:
             if not get_value(old, "SELECT count(*) FROM sqlite_schema"):
@@ -145,15 +145,19 @@ def count_old(path: str) -> int | None:
 def merge(path: str, new: str) -> list[str]:
     """Add the plants of the old file whose ids the new file does not have. Return what to report.
 
-    If the old file is damaged, add all of them that can be read.
+    If the old file is damaged, or only its -wal is left, add all of them that can be read.
     """
     folder, name = os.path.split(path)
+    hints = []
     if is_missing_or_empty(path):
-        state = "the file was empty" if os.path.exists(path) else "there was no file"
-        line = f"no plants were added, since {state}"
-        if earlier := sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}")):
-            line += f"; if a restore was interrupted, run it again with {earlier[-1]} as the backup"
-        return [line]
+        earlier = sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}"))
+        hints = [
+            f"if a restore was interrupted, run it again with {each} as the backup"
+            for each in earlier[-1:]
+        ]
+        if is_missing_or_empty(f"{path}-wal"):
+            state = "the file was empty" if os.path.exists(path) else "there was no file"
+            return [f"no plants were added, since {state}", *hints]
     with with_first_page(path, new) as readable:
         # Find the last ids before SQLite opens the file: when a process closes a file, all its
         # locks on that file end.
@@ -162,48 +166,71 @@ def merge(path: str, new: str) -> list[str]:
             ours = get_columns(database)
             reader = Reader(old, sorted(ours, key="id".__ne__))  # The id comes first.
             added, differing = add_plants(reader, database, ends)
-    lines = [f"{added} plants of the old file were added"]
-    if readable != path:
-        lines.append("the first page of the old file is damaged; that of the backup was used")
+            lines = [f"{added} plants of the old file were added"]
+            try:
+                check_intact(old, "the old file")
+            except (sqlite3.Error, ValueError):
+                lines.append("the old file is damaged: it may have more plants than could be read")
     if differing:
         ids = " ".join(map(str, differing))
         lines.append(f"{len(differing)} ids have another plant in the old file, not added: {ids}")
     if dropped := [each for each in reader.all_columns if each not in ours]:
         lines.append(f"columns that the backup does not have were left out: {', '.join(dropped)}")
-    for first, last in sorted(reader.unread):
+    for first, last in join(sorted(reader.unread)):
         lines.append(f"ids {first} to {last} of the old file can't be read or added")
-    return lines
+    return lines + hints
+
+
+def join(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join sorted ranges of ids that follow each other."""
+    joined: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
 
 
 @contextlib.contextmanager
 def with_first_page(path: str, new: str) -> Iterator[str]:
-    """Yield a file's path or, if its first page is damaged, that of a copy which has another one.
+    """Yield a file's path or, if its first page is missing or damaged, that of a completed copy.
 
     Only the first page says where the table begins. The service's tables all begin at the same
     page, so the first page of the new file says it, too.
     """
+    if has_first_page(path):
+        yield path
+        return
+    with temporary(copy := f"{path}-copy"):
+        for suffix in ("", "-wal"):
+            if os.path.exists(path + suffix):
+                shutil.copyfile(path + suffix, copy + suffix)
+        with open_database(new) as database:
+            size = get_value(database, "PRAGMA page_size")
+        with open(new, "rb") as file:
+            page = bytearray(file.read(size))
+        # The header of sqlite.org/fileformat2.html, section 1.3:
+        page[18:20] = b"\2\2"  # There may be a -wal.
+        page[28:32] = bytes(4)  # SQLite counts the pages itself.
+        descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, page, 0)
+        finally:
+            os.close(descriptor)
+        yield copy
+
+
+def has_first_page(path: str) -> bool:
+    """Tell if SQLite finds the table of plants, or something that is not damage prevents it."""
+    if is_missing_or_empty(path):
+        return False
     try:
         with open_database(path) as database:
             get_columns(database)
     except sqlite3.DatabaseError as error:
-        damaged = error.sqlite_errorcode & 0xFF in DAMAGE
-    else:
-        damaged = False
-    if not damaged:
-        yield path
-        return
-    with temporary(f"{path}-copy"):
-        for suffix in filter(lambda each: os.path.exists(path + each), ("", "-wal")):
-            shutil.copyfile(path + suffix, f"{path}-copy{suffix}")
-        with open_database(new) as database:
-            size = get_value(database, "PRAGMA page_size")
-        with open(new, "rb") as source, open(f"{path}-copy", "r+b") as target:
-            page = bytearray(source.read(size))
-            # The header of sqlite.org/fileformat2.html, section 1.3:
-            page[18:20] = b"\2\2"  # There may be a -wal.
-            page[28:32] = bytes(4)  # SQLite counts the pages itself.
-            target.write(page)
-        yield f"{path}-copy"
+        return error.sqlite_errorcode & 0xFF not in DAMAGE
+    return True
 
 
 def add_plants(

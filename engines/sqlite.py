@@ -254,10 +254,14 @@ def write(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Mapping[in
 
 
 def file_ids(path: str) -> list[tuple[int, int]]:
-    """Return device and inode of the file, its -wal and its -shm, or [] if one is missing."""
+    """Return device and inode of the file, its -wal and its -shm.
+
+    Return [] if one is missing, or the file is empty: SQLite would go on with what is in the -wal.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]
-        return [(each.st_dev, each.st_ino) for each in found]
+        if found[0].st_size:
+            return [(each.st_dev, each.st_ino) for each in found]
     return []
 
 

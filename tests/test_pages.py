@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from itertools import chain
 from unittest.mock import Mock
 
 import pytest
@@ -96,8 +97,8 @@ FOREIGN = {  # Words of SQLite, PostgreSQL, gunicorn, systemd and the system, an
 
 def test_the_words_that_an_operator_looks_up_are_those_of_the_messages():
     """Those of other programs are FOREIGN. The pages that messages name exist."""
-    files = [ROOT / "storage.py", *(ROOT / "engines").glob("*.py"), *(ROOT / "deploy").glob("*.py")]
-    code = re.sub(r'"\s+f?"', "", "".join(file.read_text("utf-8") for file in files))
+    folders = [(ROOT / each).glob("*.py") for each in ("", "engines", "deploy")]
+    code = re.sub(r'"\s+f?"', "", "".join(file.read_text("utf-8") for file in chain(*folders)))
     section = PAGES[ROOT / "docs/emergencies.md"].split("## Look up what the log says")[1]
     rows = re.findall(r"(?m)^\| (.*?) \|", section.partition("\n## ")[0])
     cells = {word for row in rows for word in re.findall("`(.+?)`", row)}

@@ -297,6 +297,17 @@ def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
             use()
 
 
+def test_no_plant_is_acknowledged_once_the_file_is_emptied(storage, database):
+    """SQLite would go on with what is in the -wal."""
+    storage.add(ONE)
+    content = database.read_bytes()
+    os.truncate(database, 0)
+    with pytest.raises(Unavailable, match=GONE):
+        storage.add(TWO)
+    database.write_bytes(content)
+    storage.add(TWO)
+
+
 @pytest.mark.parametrize("deleted", [["-shm"], ["-wal"], ["-shm", "-wal"]])
 def test_no_process_opens_a_database_whose_deleted_files_another_one_has_open(
     engine, serve, database, deleted

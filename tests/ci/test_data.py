@@ -354,9 +354,9 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "BACKUP is missing or empty ": ("",),
     "BACKUP is missing or empty  ": ("--merge",),
     "BACKUP is missing or empty   ": ("", "--merge"),
-    "is missing or not a file": ("nowhere.db",),
-    "is missing or not a file ": ("backups",),
-    "has no table of plants, or belongs": ("empty.db",),
+    "is missing, empty or not a file": ("nowhere.db",),
+    "is missing, empty or not a file ": ("backups",),
+    "is missing, empty or not a file  ": ("empty.db",),
     "belongs to another program": ("foreign.db",),
     "is damaged: ": ("damaged.db",),
     "not a database": ("text.db",),
@@ -379,6 +379,7 @@ def test_a_restore_of_what_is_no_backup_is_refused_before_anything_is_touched(tm
     run_sql(tmp_path / "foreign.db", "PRAGMA application_id = 1")
     overwrite(tmp_path / "damaged.db", 3)
     (tmp_path / "empty.db").touch()
+    (tmp_path / "empty.db-wal").write_text("the newest plants")
     (tmp_path / "text.db").write_text("no database" * 999)
     os.link(tmp_path / "plants.db", tmp_path / "hard-link.db")
     (tmp_path / "plants.db-lock").touch()
@@ -620,7 +621,8 @@ def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
     content[one], content[other] = content[other], content[one]
     database.write_bytes(content)
     assert len([row for row in plants if row in read_one(database, row[0])]) < 300
-    succeed("restore", tmp_path / "backup.db", "--merge")
+    printed = succeed("restore", tmp_path / "backup.db", "--merge")
+    assert "the old file is damaged: it may have more plants" in printed
     assert read_rows(url) == plants
 
 
@@ -649,7 +651,7 @@ def test_a_file_whose_first_page_is_damaged_is_read_with_that_of_the_backup(
     database.write_bytes(content)
     printed = succeed("restore", backup, "--merge")
     assert read_names(url) == plants | {1: "of the backup", 999: "n"}
-    assert "the first page of the old file is damaged" in printed
+    assert "damaged" not in printed
     (replaced,) = tmp_path.glob("replaced-*/plants.db")
     assert replaced.read_bytes() == content
     assert not [*tmp_path.glob("plants.db-copy*")]
@@ -718,15 +720,18 @@ def test_a_file_in_which_nothing_can_be_read_is_replaced(tmp_path, database, url
 
 
 @pytest.mark.parametrize("options", [(), ("--merge",)])
-def test_no_program_deletes_the_wal_of_an_empty_file(crashed, tmp_path, options):
-    """SQLite does, as soon as it opens such a file. The newest plants may be in the -wal."""
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "missing"])
+def test_no_program_deletes_a_wal_that_has_lost_its_file(crashed, options, is_empty):
+    """SQLite does, as soon as it opens an empty file. The newest plants may be in the -wal."""
     folder = crashed()
     wal = (folder / "plants.db-wal").read_bytes()
-    (folder / "plants.db").write_bytes(b"")
+    (folder / "plants.db").write_bytes(b"") if is_empty else (folder / "plants.db").unlink()
     url = {"DATABASE_URL": f"sqlite:///{folder}/plants.db"}
     assert "plants.db is missing, not a file, empty" in fail("backup", **url)
     assert (folder / "plants.db-wal").read_bytes() == wal
-    succeed("restore", folder / "backup.db", *options, **url)
+    printed = succeed("restore", folder / "backup.db", *options, **url)
+    assert ("2 plants of the old file were added" in printed) == bool(options)
+    assert read_names(url["DATABASE_URL"]) == (CRASHED if options else {1: "one"})
     (replaced,) = folder.glob("replaced-*/plants.db-wal")
     assert replaced.read_bytes() == wal
 
@@ -806,16 +811,28 @@ def test_deleted_files_are_copied_from_the_workers_and_restored(
         server.workers()
         wait_until(lambda: server.health() == 503)
         assert not database.exists()
-        type_here(tmp_path, copy)
         if other:
             make(database, other)
-        printed = type_here(tmp_path, block("sh", "python deploy/restore.py /var/tmp/rescued"))
+        printed = type_here(tmp_path, copy)
         before = "1 plants before" if other else "there was no file before"
         assert f"{database}: {before}, " in printed
     server.stop()
     assert serve().health() == 200
     assert (clients.acknowledged | other).items() <= read_names(url).items()
     assert f"{database} (deleted)" not in type_here(tmp_path, f"({FIND}) || true")
+
+
+def test_the_plants_of_a_file_that_was_emptied_are_in_its_wal(serve, database, tmp_path, url):
+    """Under load: the service notices it at the next commit, and need not be stopped."""
+    empty = make(tmp_path / "empty.db", {})
+    with Writers((server := serve()).port) as clients:
+        clients.wait_for_more()
+        os.truncate(database, 0)
+        wait_until(lambda: server.health() == 503)
+        succeed("restore", empty, "--merge")
+    server.stop()
+    assert clients.acknowledged.items() <= read_names(url).items()
+    assert serve().health() == 200
 
 
 def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_path):
