@@ -338,9 +338,8 @@ class Reader:
 def find_last_ids(path: str) -> Iterator[int]:
     """Yield the last id of each page of plants, and some more numbers.
 
-    The interior pages of the table contain these ids. They have the type 5
-    (sqlite.org/fileformat2.html, section 1.6). Each page of plants can then be read alone, so that
-    a damaged one hides no other.
+    These ids are in the table's interior pages, those of type 5 (sqlite.org/fileformat2.html,
+    section 1.6). Each page of plants can then be read alone, so that a damaged one hides no other.
     """
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(18)[16:], "big")
