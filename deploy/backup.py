@@ -148,7 +148,7 @@ def back_up(path: str, folder: str) -> tuple[str, int]:
 
 
 def dated(folder: str, name: str, suffix: str) -> str:
-    """Return a path with the present time in it. A later one comes later in the alphabet, too."""
+    """Return a path with the present time in it. The order of names is that of their times."""
     return os.path.join(folder, time.strftime(f"{name}-%Y-%m-%d-%H%M%S{suffix}"))
 
 
