@@ -39,6 +39,7 @@ from backup import (
     is_missing_or_empty,
     lock_folder,
     open_database,
+    remove,
     sync,
     temporary,
 )
@@ -75,13 +76,13 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
     new = f"{path}-new"
     if not os.path.isfile(backup) or is_missing_or_empty(backup):
         raise ValueError(f"{backup} is missing, empty or not a file")
-    for each in filter(os.path.exists, (path, new)):
+    for each in filter(os.path.exists, (path, new, f"{new}-copy")):
         if os.path.samefile(each, backup):
             raise ValueError(f"{backup} is the database itself, or left from a restore")
     with open_database(backup) as source:
         check_ours(source, backup)
         become_owner(path)  # The backup stays open, even if only root could open it.
-        with lock_folder(folder) as descriptor, temporary(new):
+        with lock_folder(folder) as descriptor, temporary(new), temporary(f"{new}-copy"):
             copy(source, new, backup)
             with lock_workers(path):
                 before = count_old(path)
@@ -145,32 +146,38 @@ def count_old(path: str) -> int | None:
 def merge(path: str, new: str) -> list[str]:
     """Add the plants of the old file whose ids the new file does not have. Return what to report.
 
-    If the old file is damaged, or only its -wal is left, add all of them that can be read.
+    If there is no old file, a restore may have been interrupted. Then also add those of the files
+    that it moved.
     """
-    folder, name = os.path.split(path)
-    hints = []
-    if is_missing_or_empty(path):
-        earlier = sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/{glob.escape(name)}"))
-        hints = [
-            f"if a restore was interrupted, run it again with {each} as the backup"
-            for each in earlier[-1:]
-        ]
-        if is_missing_or_empty(f"{path}-wal"):
-            state = "the file was empty" if os.path.exists(path) else "there was no file"
-            return [f"no plants were added, since {state}", *hints]
-    with with_first_page(path, new) as readable:
-        # Find the last ids before SQLite opens the file: when a process closes a file, all its
-        # locks on that file end.
-        ends = sorted({LOWEST - 1, *find_last_ids(readable), HIGHEST})
-        with open_database(readable) as old, open_database(new, "rw") as database:
-            ours = get_columns(database)
-            reader = Reader(old, sorted(ours, key="id".__ne__))  # The id comes first.
-            added, differing = add_plants(reader, database, ends)
-            lines = [f"{added} plants of the old file were added"]
-            try:
-                check_intact(old, "the old file")
-            except (sqlite3.Error, ValueError):
-                lines.append("the old file is damaged: it may have more plants than could be read")
+    lines = merge_file(path, new)
+    if not os.path.exists(path):
+        folder, name = os.path.split(path)
+        for moved in sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/"))[-1:]:
+            lines += [f"in {moved}:", *merge_file(moved + name, new)]
+    return lines
+
+
+def merge_file(path: str, new: str) -> list[str]:
+    """Do the same for one old file.
+
+    If it is damaged, or only its -wal is left, add all plants that can be read.
+    """
+    if is_missing_or_empty(path) and is_missing_or_empty(f"{path}-wal"):
+        state = "the file was empty" if os.path.exists(path) else "there was no file"
+        return [f"no plants were added, since {state}"]
+    readable = complete(path, new)
+    # Find the last ids before SQLite opens the file: when a process closes a file, all its locks on
+    # that file end.
+    ends = sorted({LOWEST - 1, *find_last_ids(readable), HIGHEST})
+    with open_database(readable) as old, open_database(new, "rw") as database:
+        ours = get_columns(database)
+        reader = Reader(old, sorted(ours, key="id".__ne__))  # The id comes first.
+        added, differing = add_plants(reader, database, ends)
+        lines = [f"{added} plants of the old file were added"]
+        try:
+            check_intact(old, "the old file")
+        except (sqlite3.Error, ValueError):
+            lines.append("the old file is damaged: it may have more plants than could be read")
     if differing:
         ids = " ".join(map(str, differing))
         lines.append(f"{len(differing)} ids have another plant in the old file, not added: {ids}")
@@ -178,7 +185,7 @@ def merge(path: str, new: str) -> list[str]:
         lines.append(f"columns that the backup does not have were left out: {', '.join(dropped)}")
     for first, last in join(sorted(reader.unread)):
         lines.append(f"ids {first} to {last} of the old file can't be read or added")
-    return lines + hints
+    return lines
 
 
 def join(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -192,33 +199,29 @@ def join(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-@contextlib.contextmanager
-def with_first_page(path: str, new: str) -> Iterator[str]:
-    """Yield a file's path or, if its first page is missing or damaged, that of a completed copy.
+def complete(path: str, new: str) -> str:
+    """Return a file's path or, if its first page is missing or damaged, that of a completed copy.
 
     Only the first page says where the table begins. The service's tables all begin at the same
     page, so the first page of the new file says it, too.
     """
     if has_first_page(path):
-        yield path
-        return
-    with temporary(copy := f"{path}-copy"):
-        for suffix in ("", "-wal"):
-            if os.path.exists(path + suffix):
-                shutil.copyfile(path + suffix, copy + suffix)
-        with open_database(new) as database:
-            size = get_value(database, "PRAGMA page_size")
-        with open(new, "rb") as file:
-            page = bytearray(file.read(size))
-        # The header of sqlite.org/fileformat2.html, section 1.3:
-        page[18:20] = b"\2\2"  # There may be a -wal.
-        page[28:32] = bytes(4)  # SQLite counts the pages itself.
-        descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.pwrite(descriptor, page, 0)
-        finally:
-            os.close(descriptor)
-        yield copy
+        return path
+    remove(copy := f"{new}-copy")
+    for suffix in ("", "-wal"):
+        if os.path.exists(path + suffix):
+            shutil.copyfile(path + suffix, copy + suffix)
+    with open_database(new) as database:
+        size = get_value(database, "PRAGMA page_size")
+    with open(new, "rb") as file:
+        page = bytearray(file.read(size))
+    page[28:32] = bytes(4)  # SQLite counts the pages itself (section 1.3 of the file format).
+    descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(descriptor, page, 0)
+    finally:
+        os.close(descriptor)
+    return copy
 
 
 def has_first_page(path: str) -> bool:
@@ -227,10 +230,11 @@ def has_first_page(path: str) -> bool:
         return False
     try:
         with open_database(path) as database:
-            get_columns(database)
-    except sqlite3.DatabaseError as error:
-        return error.sqlite_errorcode & 0xFF not in DAMAGE
-    return True
+            return {"id", "name", "tag"} <= set(get_columns(database))
+    except sqlite3.Error as error:
+        # Python itself raises errors about text that is not UTF-8. They have no code.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        return code & 0xFF not in (*DAMAGE, sqlite3.SQLITE_ERROR)  # ERROR: a wrong schema format.
 
 
 def add_plants(

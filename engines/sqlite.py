@@ -132,6 +132,8 @@ class SQLiteEngine(Engine):
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         """Store plants as Engine says. SQLite locks no rows, so `lock_limit` has no meaning."""
         try:
+            # A checkpoint could fill a file that was emptied, and hide the loss: look before, too.
+            self._check_files()
             with translate_errors(self._path):
                 connection = self._connection = self._connection or self._open()
                 stored = write(connection, plants)

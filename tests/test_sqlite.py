@@ -241,10 +241,9 @@ def test_a_batch_is_committed_before_the_files_are_compared(engine, url, monkeyp
     """An error after the commit leaves no transaction open that later batches would join."""
     found = []
     engine.insert([ONE], 100)
-    monkeypatch.setattr("engines.sqlite.file_ids", lambda _: found.append(read_names(url)))
-    with pytest.raises(Unavailable):
-        engine.insert([TWO], 100)
-    assert found == [{1: "one", 2: "two"}]
+    monkeypatch.setattr(engine, "_check_files", lambda: found.append(read_names(url)))
+    engine.insert([TWO], 100)
+    assert found == [{1: "one"}, {1: "one", 2: "two"}]
 
 
 def test_no_plant_is_acknowledged_once_the_folder_is_deleted(open_storage, tmp_path):
@@ -298,12 +297,14 @@ def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
 
 
 def test_no_plant_is_acknowledged_once_the_file_is_emptied(storage, database):
-    """SQLite would go on with what is in the -wal."""
+    """SQLite would go on with what is in the -wal, and fill the file after 1,000 pages of it."""
     storage.add(ONE)
     content = database.read_bytes()
     os.truncate(database, 0)
-    with pytest.raises(Unavailable, match=GONE):
-        storage.add(TWO)
+    for number in range(2, 1200):
+        with pytest.raises(Unavailable, match=GONE):
+            storage.add(Plant(number, "n" * 3000, None))
+    assert not database.stat().st_size
     database.write_bytes(content)
     storage.add(TWO)
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -364,6 +365,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "is the database itself ": ("./backups/../plants.db", "--merge"),
     "is the database itself  ": ("hard-link.db",),
     "left from a restore": ("plants.db-new",),
+    "left from a restore ": ("plants.db-new-copy", "--merge"),
     "unrecognized arguments": ("backup.db", "text.db"),
     "unrecognized arguments ": ("backup.db", "--merg"),
 }
@@ -373,7 +375,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
 def test_a_restore_of_what_is_no_backup_is_refused_before_anything_is_touched(tmp_path, words):
     """So are wrong arguments, such as an empty variable, or two backups in place of one."""
     (tmp_path / "backups").mkdir()
-    leftover = ["plants.db-new"] * ("plants.db-new" in REFUSALS[words])
+    leftover = [each for each in REFUSALS[words] if each.startswith("plants.db-new")]
     for name in ("plants.db", "backup.db", "foreign.db", "damaged.db", *leftover):
         make(tmp_path / name, dict.fromkeys(range(1000), "n"))
     run_sql(tmp_path / "foreign.db", "PRAGMA application_id = 1")
@@ -517,9 +519,33 @@ def test_a_restore_that_fails_at_any_step_loses_nothing(tmp_path, crashed, monke
         assert all_plants(folder) == CRASHED and (folder / "plants.db-lock").exists()
         if "KILL" in fault:
             succeed("restore", folder / "backup.db", "--merge")
-            assert all_plants(folder) == CRASHED
+            assert read_names(f"sqlite:///{folder}/plants.db") == CRASHED
             assert not [*folder.glob("plants.db-new*")]
     assert states == {True, False}
+
+
+LOSSES = {
+    "first page": lambda path: overwrite(path, 0),
+    "emptied": lambda path: os.truncate(path, 0),
+    "deleted": os.remove,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_restore_after_a_loss_can_be_killed_and_run_again(tmp_path, crashed, monkeypatch, loss):
+    """The files that it had moved are not those of a backup: only --merge can read them."""
+    folder = crashed()
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{folder}/plants.db")
+    LOSSES[loss](folder / "plants.db")
+    for name, number in trace_calls(tmp_path, "restore", folder / "backup.db", "--merge"):
+        crashed()
+        LOSSES[loss](folder / "plants.db")
+        inject = f"--inject={name}:signal=KILL:when={number}"
+        prefix = ["strace", "-o", "/dev/null", f"--trace={CALLS}", inject]
+        start("restore", folder / "backup.db", "--merge", prefix=prefix)
+        succeed("restore", folder / "backup.db", "--merge")
+        assert read_names(f"sqlite:///{folder}/plants.db") == CRASHED
+        assert not [*folder.glob("plants.db-new*")]
 
 
 @pytest.mark.parametrize("fault", ["signal=KILL", "error=EIO"])
@@ -607,6 +633,7 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(tmp_path, database, ur
     unread = [[*map(int, ids)] for ids in re.findall(r"ids (-?\d+) to (-?\d+) of the", printed)]
     for number in {row[0] for row in set(plants) - readable}:
         assert any(first <= number <= last for first, last in unread)
+    assert all(one[1] + 1 < other[0] for one, other in pairwise(unread))
     # A range of ids is useful only if it is short.
     assert sum(last - first < 2**60 for first, last in unread) >= len(unread) - 1
 
@@ -654,7 +681,7 @@ def test_a_file_whose_first_page_is_damaged_is_read_with_that_of_the_backup(
     assert "damaged" not in printed
     (replaced,) = tmp_path.glob("replaced-*/plants.db")
     assert replaced.read_bytes() == content
-    assert not [*tmp_path.glob("plants.db-copy*")]
+    assert not [*tmp_path.glob("plants.db-new*")]
 
 
 @pytest.mark.parametrize("has_wal", [True, False])
@@ -731,6 +758,7 @@ def test_no_program_deletes_a_wal_that_has_lost_its_file(crashed, options, is_em
     assert (folder / "plants.db-wal").read_bytes() == wal
     printed = succeed("restore", folder / "backup.db", *options, **url)
     assert ("2 plants of the old file were added" in printed) == bool(options)
+    assert "an unknown number of plants before, " in printed
     assert read_names(url["DATABASE_URL"]) == (CRASHED if options else {1: "one"})
     (replaced,) = folder.glob("replaced-*/plants.db-wal")
     assert replaced.read_bytes() == wal
