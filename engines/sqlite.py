@@ -51,7 +51,7 @@ class SQLiteEngine(Engine):
     missing or empty plants.db is a loss, and nobody makes a new one.
     """
 
-    creates = False  # Only the start makes a file: a worker's would hide that one was deleted.
+    creates = False  # Only the start makes a file. If a worker did, nobody would notice a loss.
 
     def __init__(self, path: str) -> None:
         """Name a file. Raises ValueError if no file can have this name."""

@@ -29,10 +29,10 @@ PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log
 def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
     """The port of a proxy that fails at first, the service's statuses, and the proxy's failures.
 
-    It answers three times itself, not in JSON. Then it loses a response of the service.
+    It answers five times itself, not in JSON. Then it loses a response of the service.
     """
     statuses: list[int] = []
-    failures = [200, 429, 503, None]
+    failures = [200, 302, 307, 429, 503, None]
 
     class Proxy(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -46,8 +46,12 @@ def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
             if failure == 0:
                 self.answer(status, json.dumps(answer).encode())
 
+        def do_GET(self) -> None:
+            self.answer(200, b'{"name": "portal"}')
+
         def answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
+            self.send_header("Location", "/login")
             self.send_header("Retry-After", "0")
             self.end_headers()
             self.wfile.write(body)
@@ -64,7 +68,7 @@ def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
 def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
     server, proxy, tmp_path: Path, program: tuple[str, ...], name: str, number: int
 ) -> None:
-    """It gets past a login page, a 429, a 503 and a lost response.
+    """It gets past a login page, redirects to one, a 429, a 503 and a lost response.
 
     Later it prints what the service says, or the proxy.
     """
