@@ -157,7 +157,7 @@ class App(Bottle):
         body: Iterable[bytes] = super().wsgi(environ, start)
         status_code = int(sent_status[:3])
         if status_code >= 400:
-            log.setdefault("reason", sent_status[:REASON_LIMIT])  # An HTTPError's is noted already.
+            log.setdefault("reason", sent_status[:REASON_LIMIT])  # note_failure() sets better ones.
         write_log(environ, status_code, time.monotonic() - began, request_id)
         return body
 

@@ -37,7 +37,7 @@ def on_starting(server: Any) -> None:
         is_set = getattr(server.cfg, name) != server.cfg.settings[name].default
         if is_set and server.cfg.worker_class_str == worker_class:
             sys.exit(f"--{name.replace('_', '-')} is not supported: {ADVICE}")
-    # With --preload, only our application is still made in the worker. Any other one would be
+    # Even with --preload, our application is made in the worker. Any other one would be
     # loaded before gevent patches the worker, so its clients would share its thread-locals.
     is_ours = server.app.app_uri == wsgi_app
     if server.cfg.preload_app and server.cfg.worker_class_str == worker_class and not is_ours:

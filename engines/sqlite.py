@@ -103,8 +103,8 @@ class SQLiteEngine(Engine):
             if self._lock is None:
                 self._lock = self._open_lock()
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            # While we waited, the lock file may have been deleted. Or there was none, so that we
-            # locked the folder, and another start has made one. Others lock the new file: open it.
+            # While we waited, the lock file may have been deleted. Or we locked the folder for lack
+            # of a lock file, and another start has made one. Others lock the new file: open it.
             status = os.fstat(self._lock)
             is_folder = stat.S_ISDIR(status.st_mode)
             if status.st_nlink and not (is_folder and os.path.exists(self._lock_path)):

@@ -29,17 +29,17 @@ PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log
 def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
     """The port of a proxy that fails at first, the service's statuses, and the proxy's failures.
 
-    It answers five times itself, not in JSON. Then it loses a response of the service.
+    It answers six times itself, not in JSON. Then it loses a response of the service.
     """
     statuses: list[int] = []
-    failures = [200, 302, 307, 429, 503, None]
+    failures = [200, 302, 307, 403, 429, 503, None]
 
     class Proxy(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             failure = failures.pop(0) if failures else 0
             if failure:
-                self.answer(failure, b"<html></html>")
+                self.answer(failure, b"{}" if failure == 501 else b"<html></html>")
                 return
             status, answer = server.request("POST", "/plants", body, self.headers)
             statuses.append(status)
@@ -51,6 +51,9 @@ def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
 
         def answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
+            self.send_header(
+                "Content-Type", "text/html" if body[:1] == b"<" else "application/json"
+            )
             self.send_header("Location", "/login")
             self.send_header("Retry-After", "0")
             self.end_headers()
@@ -68,7 +71,7 @@ def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
 def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
     server, proxy, tmp_path: Path, program: tuple[str, ...], name: str, number: int
 ) -> None:
-    """It gets past a login page, redirects to one, a 429, a 503 and a lost response.
+    """It gets past a login page, redirects to one, a 403, a 429, a 503 and a lost response.
 
     Later it prints what the service says, or the proxy.
     """
@@ -94,7 +97,7 @@ def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
         assert status == 1 and re.search(f"not saved: {message}", printed), printed
     assert statuses[2:] == [409, 400]
     failures.append(501)
-    assert run(f'"{name}"') == (1, "not saved: 501 <html></html>\n")
+    assert run(f'"{name}"') == (1, "not saved: 501 {}\n")
 
 
 def test_the_expressions_on_the_page_make_ids_that_the_service_takes(server) -> None:
