@@ -85,9 +85,10 @@ def get_path() -> str:
 
 
 def become_owner(path: str) -> None:
-    """If root runs this, go on as the owner of the database, who then owns all that is made.
+    """If root runs this, go on as the owner of the database, who will then own what it makes.
 
-    Root may have left a file there, so the first owner who is not root counts.
+    Some of these may be root's: the first other owner of plants.db-lock, plants.db and the folder
+    counts.
     """
     if os.geteuid() != 0:
         return

@@ -112,7 +112,7 @@ def copy(source: sqlite3.Connection, new: str, backup: str) -> None:
 
 @contextlib.contextmanager
 def lock_workers(path: str) -> Iterator[None]:
-    """Take the turn of a worker: meanwhile, nobody stores a plant."""
+    """Take a turn, as a worker does. Until it ends, no worker stores a plant."""
     while True:
         lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -146,11 +146,11 @@ def count_old(path: str) -> int | None:
 def merge(path: str, new: str) -> list[str]:
     """Add the plants of the old file whose ids the new file does not have. Return what to report.
 
-    If there is no old file, a restore may have been interrupted. Then also add those of the files
-    that it moved.
+    If there is no old file, or an empty one, a restore may have been interrupted. Then also add the
+    plants of the files that it moved.
     """
     lines = merge_file(path, new)
-    if not os.path.exists(path):
+    if is_missing_or_empty(path):
         folder, name = os.path.split(path)
         for moved in sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/"))[-1:]:
             lines += [f"in {moved}:", *merge_file(moved + name, new)]
@@ -225,7 +225,7 @@ def complete(path: str, new: str) -> str:
 
 
 def has_first_page(path: str) -> bool:
-    """Tell if SQLite finds the table of plants, or something that is not damage prevents it."""
+    """Return False only if damage keeps SQLite from finding the table of plants."""
     if is_missing_or_empty(path):
         return False
     try:
