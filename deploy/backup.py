@@ -87,8 +87,7 @@ def get_path() -> str:
 def become_owner(path: str) -> None:
     """If root runs this, go on as the owner of the database, who will then own what it makes.
 
-    Some of these may be root's: the first other owner of plants.db-lock, plants.db and the folder
-    counts.
+    Root may own some of plants.db-lock, plants.db and the folder: the first owner but root counts.
     """
     if os.geteuid() != 0:
         return

@@ -158,9 +158,9 @@ def merge(path: str, new: str) -> list[str]:
 
 
 def merge_file(path: str, new: str) -> list[str]:
-    """Do the same for one old file.
+    """Add the plants of one old file, as merge() does. Return what to report.
 
-    If it is damaged, or only its -wal is left, add all plants that can be read.
+    If the file is damaged, or only its -wal is left, add all plants that can be read.
     """
     if is_missing_or_empty(path) and is_missing_or_empty(f"{path}-wal"):
         state = "the file was empty" if os.path.exists(path) else "there was no file"
