@@ -165,8 +165,8 @@ class App(Bottle):
         """Return the body of what a route has returned or raised, as Bottle does.
 
         Notes the reason for the log here, since a route's own @app.error handler replaces
-        default_error_handler(). If Bottle can't make a body, because UTF-8 can't encode a text or
-        such a handler has a bug, this returns the body of a 500, as after a bug in a route.
+        default_error_handler(). If Bottle can't make a body (a bug in such a handler, or a text
+        that UTF-8 can't encode), this returns the body of a 500, as after a bug in a route.
         """
         try:
             if isinstance(out, HTTPError):
@@ -255,8 +255,8 @@ def begin_request() -> None:
     """Do what comes before the routes of all requests. Raises HTTPError."""
     environ = request.environ
     require_http(environ)
-    # Otherwise, a client that is too slow or sends too much would look like a bug in a route that
-    # reads the body with request.json and the like.
+    # Without Body, a client that is too slow or sends too much would look like a bug in a route
+    # that reads the body with request.json and the like.
     environ["wsgi.input"] = Body(environ["wsgi.input"])
 
 

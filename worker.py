@@ -157,8 +157,8 @@ class Worker(GeventWorker):
     def make_room(self) -> None:
         """If there are too many connections, close the one that we have waited for longest.
 
-        Until places are few, each client gets a second to send its request. Otherwise, while most
-        requests wait for the storage, clients that have just connected would be closed.
+        Until places are few, each client gets a second to send its request. Without that second,
+        clients that have just connected would be closed while most requests wait for the storage.
         """
         if len(self.connections) < EVICT_ABOVE * self.worker_connections:
             return
