@@ -46,7 +46,7 @@ def on_starting(server: Any) -> None:
         return
 
     def become_user() -> None:
-        # As the workers do: they must be able to write the files that start.py makes.
+        # Run start.py as the workers' user, who must be able to write the files that it makes.
         set_owner_process(server.cfg.uid, server.cfg.gid, server.cfg.initgroups)
 
     try:
