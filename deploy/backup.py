@@ -190,7 +190,10 @@ def open_database(path: str, mode: str = "ro") -> Iterator[sqlite3.Connection]:
     uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5)
     with contextlib.closing(connection):
-        yield connection
+        try:
+            yield connection
+        except UnicodeDecodeError:  # SQLite's message quotes the damaged schema.
+            raise sqlite3.DatabaseError("the file is damaged") from None
 
 
 def check_ours(database: sqlite3.Connection, path: str) -> None:

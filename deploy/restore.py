@@ -152,8 +152,12 @@ def merge(path: str, new: str) -> list[str]:
     lines = merge_file(path, new)
     if is_missing_or_empty(path):
         folder, name = os.path.split(path)
-        for moved in sorted(glob.glob(f"{glob.escape(folder)}/replaced-*/"))[-1:]:
-            lines += [f"in {moved}:", *merge_file(moved + name, new)]
+        for moved in sorted(glob.glob(f"{glob.escape(folder)}/replaced-2*/"), reverse=True):
+            # If it was killed twice, the file may be in one folder, and its -wal in another.
+            if {name, f"{name}-wal"} & {*os.listdir(moved)}:
+                lines += [f"in {moved}:", *merge_file(moved + name, new)]
+            if not is_missing_or_empty(moved + name):
+                break
     return lines
 
 
@@ -216,11 +220,8 @@ def complete(path: str, new: str) -> str:
     with open(new, "rb") as file:
         page = bytearray(file.read(size))
     page[28:32] = bytes(4)  # SQLite counts the pages itself (section 1.3 of the file format).
-    descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(descriptor, page, 0)
-    finally:
-        os.close(descriptor)
+    with open(copy, "r+b" if os.path.exists(copy) else "wb") as file:
+        file.write(page)
     return copy
 
 
@@ -230,7 +231,9 @@ def has_first_page(path: str) -> bool:
         return False
     try:
         with open_database(path) as database:
-            return {"id", "name", "tag"} <= set(get_columns(database))
+            # A database of one page has no table: nothing is damaged.
+            is_one_page = get_value(database, "PRAGMA page_count") == 1
+            return is_one_page or {"id", "name", "tag"} <= set(get_columns(database))
     except sqlite3.Error as error:
         # Python itself raises errors about text that is not UTF-8. They have no code.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
@@ -323,6 +326,8 @@ class Reader:
                     found = self._database.execute(query.format(order), (first, last)).fetchone()
                     if found is None:
                         return
+                    if not first <= found[0] <= last:  # Otherwise this would never end.
+                        raise sqlite3.DatabaseError("a page is in the wrong place")
                     yield found[0]
                     first, last = (found[0] + 1, last) if order == "ASC" else (first, found[0] - 1)
             except sqlite3.Error as error:

@@ -565,6 +565,24 @@ def test_a_backup_that_fails_at_any_step_leaves_no_half_copy(tmp_path, crashed, 
         assert read_names(f"sqlite:///{folder}/plants.db") == CRASHED
 
 
+def test_a_restore_that_was_killed_twice_reads_what_each_run_has_moved(tmp_path, database, url):
+    """The first run moved the file and the second its -wal. Folders of other files do not count."""
+    backup = make(tmp_path / "backup.db", {1: "one"})
+    for name, plants in (("20", {2: "stale"}), ("21", {3: "three"}), ("22", {})):
+        (folder := tmp_path / f"replaced-{name}").mkdir()
+        if plants:
+            make(folder / "plants.db", plants)
+    (tmp_path / "replaced-22" / "plants.db-wal").write_bytes(b"the first frames")
+    (tmp_path / "replaced-23").mkdir()
+    make(tmp_path / "replaced-23" / "other.db", {4: "four"})
+    (tmp_path / "replaced-old").mkdir()
+    make(tmp_path / "replaced-old" / "plants.db", {5: "five"})
+    succeed("restore", backup, "--merge")
+    assert read_names(url) == {1: "one", 3: "three"}
+    succeed("restore", backup, "--merge")
+    assert read_names(url) == {1: "one", 3: "three"}
+
+
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
     """A file system of 4 MiB."""
@@ -638,6 +656,20 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(tmp_path, database, ur
     assert sum(last - first < 2**60 for first, last in unread) >= len(unread) - 1
 
 
+def test_a_file_whose_table_has_another_name_is_no_loss(tmp_path, database, url):
+    make(tmp_path / "backup.db", {1: "one"})
+    run_sql(make(database, {2: "two"}), "ALTER TABLE plants RENAME TO old")
+    succeed("restore", tmp_path / "backup.db", "--merge")
+    assert read_names(url) == {1: "one", 2: "two"}
+
+
+def test_a_file_without_a_table_is_not_damaged(tmp_path, database, url):
+    """A first start that is killed may leave such a file."""
+    make(tmp_path / "backup.db", {1: "one"})
+    run_sql(database, "PRAGMA journal_mode = WAL")
+    assert "damaged" not in succeed("restore", tmp_path / "backup.db", "--merge")
+
+
 def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
     """A disk may write a page to the place of another one. A search by id misses its plants."""
     make(tmp_path / "backup.db", {})
@@ -653,7 +685,17 @@ def test_plants_on_a_page_in_a_wrong_place_are_added(tmp_path, database, url):
     assert read_rows(url) == plants
 
 
-@pytest.mark.parametrize("damage", [b"x" * PAGE, bytes(PAGE), b"\xff" * 50], ids="xz-")
+FIRST_PAGES: dict[str, tuple[int | bytes, bytes]] = {  # Where the damage begins, and what is there.
+    "other text": (0, b"x" * PAGE),
+    "zeros": (0, bytes(PAGE)),
+    "list of tables": (100, b"\xff" * 50),
+    "format of the schema": (47, b"\x09"),
+    "text that is not UTF-8": (b"plants (id", b"\xff"),
+    "name of a column": (b"name TEXT", b"mame"),
+}
+
+
+@pytest.mark.parametrize("damage", FIRST_PAGES)
 def test_a_file_whose_first_page_is_damaged_is_read_with_that_of_the_backup(
     tmp_path, database, url, damage
 ):
@@ -671,10 +713,10 @@ def test_a_file_whose_first_page_is_damaged_is_read_with_that_of_the_backup(
         shutil.copy(each, look)
     plants = read_names(f"sqlite:///{look}/plants.db")
     assert len(plants) == 302
-    # The list of the page's tables begins at byte 100.
     content = bytearray(database.read_bytes())
-    at = 0 if len(damage) == PAGE else 100
-    content[at : at + len(damage)] = damage
+    where, text = FIRST_PAGES[damage]
+    at = where if isinstance(where, int) else content.index(where)
+    content[at : at + len(text)] = text
     database.write_bytes(content)
     printed = succeed("restore", backup, "--merge")
     assert read_names(url) == plants | {1: "of the backup", 999: "n"}
