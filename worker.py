@@ -517,7 +517,7 @@ class Connection:
         self._sock.close()
 
     def _begin(self) -> None:
-        """Note that a request begins. From here on it is our turn: nobody waits for the client."""
+        """Note that a request begins. From now on, the client waits for us."""
         self._has_begun = True
         self._began = time.monotonic()
         self.waiting_since = math.inf

@@ -87,7 +87,8 @@ def get_path() -> str:
 def become_owner(path: str) -> None:
     """If root runs this, go on as the owner of the database, who will then own what it makes.
 
-    Root may own some of plants.db-lock, plants.db and the folder: the first owner but root counts.
+    Root may own some of plants.db-lock, plants.db and the folder: take the first owner who is not
+    root.
     """
     if os.geteuid() != 0:
         return

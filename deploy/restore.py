@@ -247,7 +247,7 @@ def add_plants(
 
     Return how many were added, and the ids that have other values in the database.
     """
-    # Text that is not UTF-8, which other programs may have stored there, equals no plant.
+    # Other programs may have stored text that is not UTF-8. Decoded like this, it equals no plant.
     database.text_factory = lambda text: text.decode(errors="surrogateescape")
     names = ", ".join(map(quote, reader.columns))
     marks = ", ".join("?" * len(reader.columns))

@@ -171,7 +171,7 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
     code = f"{type(error).__name__} ({error.sqlstate}, {error.diag.constraint_name})"
     if error.diag.source_function in RAISES or isinstance(error, PLANT_ERRORS):
         return Rejected(code)
-    # `alone` has the errors that one plant may cause, and that a retry may fix. The storage then
+    # `alone` lists errors that one plant may cause, and that a retry may fix. The storage then
     # tries each half of the batch by itself, and the plant gets a 503, not a 400, which would say
     # that a retry will not help. A policy that refuses a plant has the SQLSTATE of a missing GRANT,
     # so both are treated alike.
