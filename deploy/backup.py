@@ -156,8 +156,8 @@ def dated(folder: str, name: str, suffix: str) -> str:
 def delete_old(folder: str, new: str, count: int, keep: int) -> None:
     """Delete all copies but the newest ones. Exit with 1 if one has more plants than the new one.
 
-    The service never deletes a plant, so fewer plants are a loss. Nobody may have noticed it yet,
-    and then the old copies are the only good ones.
+    The service never deletes a plant, so fewer plants are a loss. If nobody has
+    noticed it yet, the old copies are the only good ones.
     """
     others = sorted(filter(COPY.fullmatch, os.listdir(folder)), reverse=True)
     others.remove(os.path.basename(new))
