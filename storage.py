@@ -16,8 +16,8 @@ from plant import Plant
 #   10 s   a request waits for its plant to be stored (below). Only a health check, 1.5 s (app.py),
 #          may give up before it knows the cause.
 #    8 s   a batch takes on a server, connecting included (engines/postgresql.py).
-#    5 s   sqlite3 waits for a lock that another program holds, its own default. Our workers
-#          take turns by flock, which has no limit, so in that queue the 10 s apply.
+#    5 s   sqlite3 waits for another program's lock, by default. Our workers wait for each
+#          other by flock, which has no limit: there, only the 10 s apply.
 #    4 s   a server works on one statement (engines/postgresql.py).
 #    2 s   an address takes to let us connect (engines/postgresql.py). If a server's name has four
 #          addresses and three of them are dead, that fits into the 8 s.

@@ -165,7 +165,7 @@ class Worker(GeventWorker):
         # An aborted connection takes some rounds of the event loop to end. So pick one that is not
         # aborted yet.
         oldest = min(self.connections, key=lambda each: (each.is_aborted, each.waiting_since))
-        # Begin before the last place is taken: an aborted connection keeps its place until it ends.
+        # Evict before the last place is taken: an aborted connection keeps its place until it ends.
         is_full = len(self.connections) >= EVICT_ANY_ABOVE * self.worker_connections
         if is_full or time.monotonic() > oldest.waiting_since + EVICT_AFTER:
             oldest.abort()

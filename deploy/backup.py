@@ -149,7 +149,7 @@ def back_up(path: str, folder: str) -> tuple[str, int]:
 
 
 def dated(folder: str, name: str, suffix: str) -> str:
-    """Return a path with the present time in it. The order of names is that of their times."""
+    """Return a path with the present time in it. The names sort by time."""
     return os.path.join(folder, time.strftime(f"{name}-%Y-%m-%d-%H%M%S{suffix}"))
 
 

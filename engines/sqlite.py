@@ -132,7 +132,7 @@ class SQLiteEngine(Engine):
     def insert(self, plants: Sequence[Plant], lock_limit: int) -> Mapping[int, Plant]:
         """Store plants as Engine says. SQLite locks no rows, so `lock_limit` has no meaning."""
         try:
-            # A checkpoint could fill a file that was emptied, and hide the loss: look before, too.
+            # Before the write, too: a checkpoint could fill an emptied file, and hide the loss.
             self._check_files()
             with translate_errors(self._path):
                 connection = self._connection = self._connection or self._open()
@@ -258,7 +258,8 @@ def write(connection: sqlite3.Connection, plants: Sequence[Plant]) -> Mapping[in
 def file_ids(path: str) -> list[tuple[int, int]]:
     """Return device and inode of the file, its -wal and its -shm.
 
-    Return [] if one is missing, or the file is empty: SQLite would go on with what is in the -wal.
+    Return [] if one is missing, or the file was emptied, which SQLite would not notice: it would
+    go on with what is in the -wal.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = [os.stat(path + suffix) for suffix in ("", "-wal", "-shm")]

@@ -1044,6 +1044,10 @@ def test_postgresql_is_restored(serve, tmp_path, postgresql_url):
     assert "\n     1\n" in type_here(tmp_path, *restore, drop)
     assert read_names(postgresql_url) == {1: "n", 3: "n"}
     assert serve(DATABASE_URL=postgresql_url).post({"id": 1, "name": "n"})[0] == STORED
+    # What the page shows for a pg_restore that is newer than the server.
+    again = block("sh", "pg_restore --file=- ")
+    type_here(tmp_path, restore[0], "psql $server -c 'DROP TABLE plants'", again)
+    assert read_names(postgresql_url) == {1: "n"}
 
 
 def test_a_restore_of_postgresql_that_fails_can_be_undone(tmp_path, open_storage, postgresql_url):
