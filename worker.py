@@ -26,7 +26,7 @@ from gunicorn.util import hop_headers, http_date
 from gunicorn.workers.ggevent import GeventWorker
 
 EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection may close another one
-EVICT_AFTER = 1.0  # seconds that a client may keep us waiting, until there are EVICT_ANY_ABOVE
+EVICT_AFTER = 1.0  # seconds that a client may keep us waiting; none from EVICT_ANY_ABOVE on
 EVICT_ANY_ABOVE = 0.95  # of worker_connections
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
 SEND_BUFFER = 2**15  # bytes of responses that the system keeps for a client that does not read them
@@ -112,7 +112,7 @@ class Worker(GeventWorker):
     def notify(self) -> None:
         """Tell the master that the worker is alive, and abort the connections that are late."""
         super().notify()
-        self.date = http_date()  # of all responses until the next call, which saves CPU
+        self.date = http_date()  # of all responses until the next call, to save CPU
         longest = math.inf if self.alive else LINGER_TIMEOUT
         for connection in list(self.connections):
             if time.monotonic() > connection.waiting_since + min(connection.limit, longest):

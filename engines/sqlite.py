@@ -37,7 +37,7 @@ INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
 # A restart would end the workers from which deleted files can still be copied.
 GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
-NOWHERE = f"{GONE}; if it never had plants, correct DATABASE_URL, or make it with start.py"
+NOWHERE = f"{GONE}; if it never had plants, correct DATABASE_URL, or make a file with start.py"
 LOST = (
     "{0} is missing or empty, but {0}-lock shows that a database was here: read "
     "docs/emergencies.md; or, to begin an empty one, delete {0}-lock"

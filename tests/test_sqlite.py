@@ -96,7 +96,7 @@ def test_a_table_that_was_deleted_is_not_created_again(serve, url, database):
 
 def test_a_check_before_a_restart_refuses_a_database_that_is_not_there(serve, url, database):
     """A mistyped DATABASE_URL would otherwise restart the service onto an empty file."""
-    fails_with(server := serve(command=[*START, "--existing"]), "correct DATABASE_URL, or make it")
+    fails_with(server := serve(command=[*START, "--existing"]), "correct DATABASE_URL, or make a")
     assert server.wait() == 1 and not list(database.parent.glob("plants.db*"))
     store_and_close(url)
     assert serve(command=[*START, "--existing"]).wait() == 0
