@@ -132,7 +132,9 @@ class Storage:
         """
         with self._start_lock:
             if self._writer is None:
-                writer = threading.Thread(target=self._write, daemon=True)
+                # Under gevent, Python 3.14 gives the whole process the name of this thread. An
+                # operator looks for gunicorn.
+                writer = threading.Thread(target=self._write, name="gunicorn", daemon=True)
                 writer.start()
                 self._writer = writer
 

@@ -391,7 +391,7 @@ def swap(path: str, new: str, folder: int) -> str | None:
     """Move the old files into a new folder, and the new one into their place.
 
     Return the folder's path, or None if there were no old files. `folder` is the descriptor of the
-    folder around them. If this is killed, either everything is as before, or the file is missing,
+    database's folder. If this is killed, either everything is as before, or the file is missing,
     and the service refuses to start.
     """
     for number in SIGNALS:

@@ -103,6 +103,12 @@ def test_a_check_before_a_restart_refuses_a_database_that_is_not_there(serve, ur
     assert serve(command=[*START, "--exist"]).wait() == 2  # argparse's status for a mistyped flag.
 
 
+def test_the_writer_has_the_name_by_which_an_operator_finds_the_workers(storage):
+    """Python 3.14 gives it to the whole worker. lslocks and ss print it."""
+    storage.add(ONE)
+    assert "gunicorn" in {each.name for each in threading.enumerate()}
+
+
 def test_starts_at_the_same_time_do_not_harm_each_other(serve, database):
     """The first of them makes the database. The others wait, and find it."""
     servers = [serve(command=START) for _ in range(4)]
