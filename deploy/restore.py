@@ -49,6 +49,8 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A bad sector.
 NO_FILE = "unless the file was lost or is new here, DATABASE_URL is wrong"
+RESTART = "start the service now, or restart it: until then, it answers 503"
+LOST = "start the service now; if it is running, read docs/emergencies.md before you restart it"
 Row = tuple[Any, ...]
 
 
@@ -67,7 +69,7 @@ def main() -> None:
         lines = restore(path, os.path.realpath(arguments.backup), arguments.merge)
     except ERRORS as error:
         sys.exit(f"{path} was not replaced: {error}")
-    print(*lines, "start the service now, or restart it: until then, it answers 503", sep="\n")
+    print(*lines, sep="\n")
 
 
 def restore(path: str, backup: str, merges: bool) -> list[str]:
@@ -85,6 +87,8 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
         with lock_folder(folder) as descriptor, temporary(new), temporary(f"{new}-copy"):
             copy(source, new, backup)
             with lock_workers(path):
+                # If the file was lost, running workers may still hold it. A restart would end them.
+                advice = LOST if is_missing_or_empty(path) else RESTART
                 before = count_old(path)
                 merged = merge(path, new) if merges else []
                 with open_database(new) as database:
@@ -96,10 +100,11 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
             f"{path}: there was no file before, {after} plants now",
             NO_FILE,
             *merged,
+            advice,
         ]
     was = "an unknown number of" if before is None else before
     report = f"{path}: {was} plants before, {after} now"
-    return [report, *merged, f"the old files are in {replaced}"]
+    return [report, *merged, f"the old files are in {replaced}", advice]
 
 
 def copy(source: sqlite3.Connection, new: str, backup: str) -> None:

@@ -801,6 +801,7 @@ def test_no_program_deletes_a_wal_that_has_lost_its_file(crashed, options, is_em
     printed = succeed("restore", folder / "backup.db", *options, **url)
     assert ("2 plants of the old file were added" in printed) == bool(options)
     assert "an unknown number of plants before, " in printed
+    assert "read docs/emergencies.md before you restart" in printed
     assert read_names(url["DATABASE_URL"]) == (CRASHED if options else {1: "one"})
     (replaced,) = folder.glob("replaced-*/plants.db-wal")
     assert replaced.read_bytes() == wal
