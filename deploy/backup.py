@@ -156,8 +156,8 @@ def dated(folder: str, name: str, suffix: str) -> str:
 def delete_old(folder: str, new: str, count: int, keep: int) -> None:
     """Delete old copies, but none with more plants than the new one: if there is one, exit with 1.
 
-    The service never deletes a plant, so fewer plants are a loss. If nobody has
-    noticed it yet, the old copies are the only good ones.
+    The service never deletes a plant, so fewer plants are a loss. If nobody has noticed it yet,
+    the old copies are the only good ones.
     """
     others = sorted(filter(COPY.fullmatch, os.listdir(folder)), reverse=True)
     others.remove(os.path.basename(new))

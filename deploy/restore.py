@@ -96,12 +96,8 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
                 sync(new)
                 replaced = swap(path, new, descriptor)
     if not replaced:
-        return [
-            f"{path}: there was no file before, {after} plants now",
-            NO_FILE,
-            *merged,
-            advice,
-        ]
+        report = f"{path}: there was no file before, {after} plants now"
+        return [report, NO_FILE, *merged, advice]
     was = "an unknown number of" if before is None else before
     report = f"{path}: {was} plants before, {after} now"
     return [report, *merged, f"the old files are in {replaced}", advice]
@@ -240,9 +236,13 @@ def has_first_page(path: str) -> bool:
             is_one_page = get_value(database, "PRAGMA page_count") == 1
             return is_one_page or {"id", "name", "tag"} <= set(get_columns(database))
     except sqlite3.Error as error:
-        # Python itself raises errors about text that is not UTF-8. They have no code.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        return code & 0xFF not in (*DAMAGE, sqlite3.SQLITE_ERROR)  # ERROR: a wrong schema format.
+        # A schema of an unknown format causes SQLITE_ERROR.
+        return get_code(error) & 0xFF not in (*DAMAGE, sqlite3.SQLITE_ERROR)
+
+
+def get_code(error: sqlite3.Error) -> int:
+    """Return SQLite's code. Errors about text that is not UTF-8 come from Python, without one."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
 
 
 def add_plants(
@@ -342,8 +342,7 @@ class Reader:
 
     def _give_up(self, error: sqlite3.Error, first: int, last: int) -> None:
         """Note which ids can't be read. Raise the error if the file is not damaged."""
-        # Python itself raises errors about text that is not UTF-8. They have no code.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        code = get_code(error)
         if code & 0xFF not in DAMAGE and code not in UNREADABLE:
             raise error
         self.unread.append((first, last))

@@ -209,9 +209,8 @@ class SQLiteEngine(Engine):
         They go on using the deleted files. We would use those that have taken the names, or make
         new ones, and together we would destroy the database.
         """
-        # Whoever has the database open holds a lock on the file, on SHARED_SIZE bytes from
-        # SHARED_FIRST on, and one on the -shm, on UNIX_SHM_DMS
-        # (sqlite.org/src/file/src/os_unix.c).
+        # Whoever has the database open locks SHARED_SIZE bytes of the file, from SHARED_FIRST on,
+        # and the byte UNIX_SHM_DMS of the -shm (sqlite.org/src/file/src/os_unix.c).
         has_file = is_locked(self._path, 2**30 + 2, 510)
         has_index = is_locked(f"{self._path}-shm", 128, 1)
         return has_file != has_index or (has_file and not os.path.exists(f"{self._path}-wal"))
