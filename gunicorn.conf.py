@@ -31,7 +31,7 @@ def on_starting(server: Any) -> None:
         # gunicorn would ignore a word that is not a setting, such as one that has lost its dashes,
         # or a whole line in quotes. Show only what is before the =: the value could be a token.
         sys.exit(f"GUNICORN_CMD_ARGS must be like --name=value, unquoted: {words[0].split('=')[0]}")
-    if 0 in (server.cfg.workers, server.cfg.worker_connections):  # Nobody would be answered.
+    if 0 in (server.cfg.workers, server.cfg.worker_connections):  # No client would get a response.
         sys.exit("--worker-connections, --workers and WEB_CONCURRENCY must not be 0")
     for name in UNSUPPORTED:
         is_set = getattr(server.cfg, name) != server.cfg.settings[name].default
@@ -120,7 +120,7 @@ keepalive = 125
 graceful_timeout = 25
 # gunicorn would take the parser of gunicorn_h1c if that is installed.
 http_parser = "python"
-# Workers show with a file that they are alive. If the file were on a disk that hangs, the workers
+# Workers show by a file that they are alive. If the file were on a disk that hangs, the workers
 # would hang, too, and /healthz could not say so. If the root is read-only, there may be no other
 # place for the file.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -48,7 +48,7 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
 # Other errors, such as a lock or a full disk, say nothing about what can be read.
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A bad sector.
-NO_FILE = "unless the file was lost or is new here, DATABASE_URL is wrong"
+NO_FILE = "fine after a loss or on a new host; otherwise correct DATABASE_URL"
 RESTART = "start the service now, or restart it: until then, it answers 503"
 LOST = "start the service now; if it is running, read docs/emergencies.md before you restart it"
 Row = tuple[Any, ...]

@@ -20,7 +20,7 @@ COLUMNS = ", ".join(Plant._fields)
 ROW = f"({', '.join('?' * len(Plant._fields))})"  # placeholders for one plant
 # Reads the end of the table, where the next plant goes: its page may be damaged, or a column may be
 # missing in an older file. Then writes the application_id, although the file may have it already:
-# only a write shows that the file is not read-only. BEGIN IMMEDIATE succeeds even if it is.
+# only a write shows that the file is not read-only. BEGIN IMMEDIATE succeeds on a read-only file.
 TRY_A_WRITE = f"""SELECT {COLUMNS} FROM plants ORDER BY id DESC LIMIT 1;
     PRAGMA application_id = {APPLICATION_ID}"""
 # Without fullfsync, macOS leaves synced data in the drive's volatile memory.

@@ -54,7 +54,7 @@ def test_a_plant_that_is_not_on_the_standby_is_not_acknowledged(
             postgresql.set_synchronous("nobody")
             wait_until(lambda: server.health() == 503)
             adding = pool.submit(wait_until, lambda: server.post(MONSTERA)[0] == STORED)
-            # The batch of the health check is under way, twice; then come those of the plant.
+            # First the health check's batch, twice, since it is retried; then the plant's.
             for how in ("pg_terminate_backend", "pg_cancel_backend", "pg_cancel_backend", None):
                 ((session,),) = wait_until(lambda: postgresql.execute(query))
                 if how:

@@ -86,7 +86,7 @@ def end(server: Server, tmp_path: Path) -> Trace:
 
 @pytest.mark.parametrize("clients", [1, 8])
 def test_every_acknowledgement_is_sent_after_a_sync(traced, tmp_path, clients):
-    """The WAL is synced after the write of the plant; with one client, after the last write."""
+    """The plant's write has been synced; with one client, every write before the 200 has."""
     server = traced()
     with Writers(server.port, count=clients) as writers:
         writers.wait_for_more(200)

@@ -146,7 +146,7 @@ def run_sql(path: Path, *statements: str) -> None:
 
 
 def overwrite(path: Path, page: int, start: int = 0) -> None:
-    """Overwrite half of a page of a SQLite file, or what of it begins at `start`."""
+    """Overwrite half a page of a SQLite file, from byte `start` of the page on."""
     with path.open("r+b") as file:
         file.seek(page * PAGE + start)
         file.write(b"\xff" * (PAGE // 2))
@@ -533,7 +533,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_restore_after_a_loss_can_be_killed_and_run_again(tmp_path, crashed, monkeypatch, loss):
-    """The files that it had moved are not those of a backup: only --merge can read them."""
+    """What the killed run moved can't be restored as a backup: only --merge can read it."""
     folder = crashed()
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{folder}/plants.db")
     LOSSES[loss](folder / "plants.db")
@@ -616,7 +616,7 @@ def read_one(database: Path, number: int) -> list[Row]:
 
 
 def store(database: Path, first: int, last: int) -> None:
-    """Store plants whose ids are too far apart for trying all, some of them with long names."""
+    """Store plants with ids too far apart to try every one; some have long names."""
     long = "hex(zeroblob(IIF(id % 99, 20, 5000)))"
     run_sql(
         database,
@@ -638,7 +638,7 @@ def test_all_that_can_be_read_is_read_from_a_damaged_file(tmp_path, database, ur
     store(database, 2001, 3000)
     plants = read_rows(url)
     pages = database.stat().st_size // PAGE
-    # These pages have plants, or the ends of long names, as 2 and 3 do.
+    # Pages 2, 3, 62 and 90 hold the ends of long names, the others plants.
     for number in (2, 3, 20, 21, 60, 61, 62, 90, pages - 1):
         overwrite(database, number, PAGE // 2 if number == 60 else 0)
     readable = {row for row in plants if row in read_one(database, row[0])}

@@ -65,7 +65,7 @@ HEXADECIMAL = secrets.token_hex(32)
 BASE64 = base64.b64encode(bytes.fromhex("fbff") * 16).decode()  # It has a plus, a slash and a =.
 
 CNB = "1000:1000"  # The user of Cloud Native Buildpacks.
-# What the profile script of Heroku's buildpack exports, and those of buildpacks made from it.
+# Exported by the profile script of Heroku's buildpack, and of buildpacks made from it.
 # Python's own packages are not in a virtual environment there, and PYTHONHOME names their place.
 HEROKU = {
     "PYTHONUNBUFFERED": "true",

@@ -265,7 +265,7 @@ def test_rows_that_are_locked_keep_out_no_others(serve, connection, pool, first,
         connection.execute(lock)
         statuses = [status for status, _ in pool.map(server.post, plants)]
         assert statuses[first::2] == [503] * 100 and statuses[1 - first :: 2] == [STORED] * 100
-        for _ in range(15):  # Nothing else is stored for so long, so a health check has to write.
+        for _ in range(15):  # No plant is stored for over a second, so a health check has to write.
             assert (server.post(plants[first])[0], server.health()) == (503, 200)
     assert {status for status, _ in pool.map(server.post, plants)} == {STORED}
 
