@@ -76,7 +76,7 @@ class Worker(GeventWorker):
         for sock in self.sockets:
             # The sockets of clients inherit this. The default is some 2 MB for each client.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-            # If worker_connections is less than ten, EVICT_ABOVE leaves no place free. So accept
+            # If worker_connections is less than ten, EVICT_ABOVE leaves no slot free. So accept
             # one more, which then replaces another one.
             server = gevent.server.StreamServer(sock, self.serve, spawn=self.worker_connections + 1)
             server.start()
@@ -157,15 +157,16 @@ class Worker(GeventWorker):
     def make_room(self) -> None:
         """If there are too many connections, close the one that we have waited for longest.
 
-        Until places are few, each client gets a second to send its request. Without that second,
-        clients that have just connected would be closed while most requests wait for the storage.
+        Until the worker is almost full, each client gets a second to send its request. Without that
+        second, clients that have just connected would be closed while most requests wait for the
+        storage.
         """
         if len(self.connections) < EVICT_ABOVE * self.worker_connections:
             return
         # An aborted connection takes some rounds of the event loop to end. So pick one that is not
         # aborted yet.
         oldest = min(self.connections, key=lambda each: (each.is_aborted, each.waiting_since))
-        # Evict before the last place is taken: an aborted connection keeps its place until it ends.
+        # Evict before the last slot is taken: an aborted connection keeps its slot until it ends.
         is_full = len(self.connections) >= EVICT_ANY_ABOVE * self.worker_connections
         if is_full or time.monotonic() > oldest.waiting_since + EVICT_AFTER:
             oldest.abort()
@@ -502,7 +503,7 @@ class Connection:
 
         Closing while the client still sends would destroy the response (RFC 9112 section 9.6), so
         read and drop what it sends until it ends. If the connection was aborted, drop only what has
-        arrived: its place is needed.
+        arrived: its slot is needed.
         """
         with contextlib.suppress(OSError):
             if not self.is_sending:  # send() did not fail, so the client may still read a response.

@@ -40,7 +40,7 @@ GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
 NOWHERE = f"{GONE}; if it never had plants, correct DATABASE_URL, or make a file with start.py"
 LOST = (
     "{0} is missing or empty, but {0}-lock shows that a database was here: read "
-    "docs/emergencies.md; or, to begin an empty one, delete {0}-lock"
+    "docs/emergencies.md; or, to begin an empty one, move {0}-* away"
 )
 
 

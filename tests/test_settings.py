@@ -1,4 +1,4 @@
-"""gunicorn's settings: each one does what gunicorn documents, or ends the start with one line."""
+"""gunicorn's settings: each one does what gunicorn documents, or the start fails with one line."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.server import HERE, PATIENT, SHORT, STORED, fails_with, receive, wait_until
 from tests.support.wire import CLOSE, MONSTERA, NOWHERE, Writers, answers, post, statuses
 
-REFUSED = {  # Arguments, and the line that ends the start.
+REFUSED = {  # Arguments, and the line with which the start fails.
     "--certfile=cert.pem": "--certfile is not supported: .* use a proxy or a platform",
     "--keyfile=key.pem": "--keyfile is not supported: .* or use --worker-class gevent",
     "--proxy-protocol=v1": "--proxy-protocol is not supported",

@@ -115,7 +115,7 @@ WRONG_VALUES = {  # What libpq or psycopg refuses before it connects, whatever i
 
 @pytest.mark.parametrize("value", WRONG_VALUES)
 def test_a_value_that_can_never_work_is_told_from_a_server_that_is_down(open_storage, value):
-    """Waiting would not help, so it ends the start. The message repeats no part of a password."""
+    """Waiting would not help, so the start fails. The message repeats no part of a password."""
     with pytest.raises(Misconfigured, match=WRONG_VALUES[value]) as error:
         open_storage(f"postgresql://u:SECRET@127.0.0.1:1/d?{value}").check(PATIENCE)
     assert "SECRET" not in str(error.value)

@@ -189,7 +189,7 @@ def test_clients_that_send_all_their_requests_at_once_are_served_in_turn(server,
     os.kill(worker, signal.SIGCONT)
     wait_until(lambda: server.out.count("GET /turns/") == 309)
     order = re.findall(r"GET /turns/(\w+)", server.out)
-    # gevent may serve 50 requests of one connection before it looks if the other one is ready, too.
+    # gevent may serve 50 requests of one connection before it checks the other one.
     assert 10 <= order[:150].count("one") <= 140
     first, *_, last = (place for place, name in enumerate(order) if name == "new")
     assert last - first > 10
@@ -296,7 +296,7 @@ def test_an_aborted_connection_still_gives_the_request_that_has_arrived_and_noth
 
 
 def test_an_aborted_connection_is_closed_however_much_its_client_has_sent():
-    """Its place is needed. Only other connections wait for their clients to end."""
+    """Its slot is needed. Only other connections wait for their clients to end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         far = socket.create_connection(listener.getsockname())
         near = gevent.socket.socket(fileno=listener.accept()[0].detach())

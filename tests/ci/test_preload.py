@@ -20,7 +20,7 @@ KINDS = ["worker.Worker", "gevent", "gthread", "sync"]
 def test_a_service_that_is_preloaded_mixes_up_no_clients(serve, request, url, kind, engine):
     """Each client sends a token, a path or a plant of its own.
 
-    Some of it goes to a worker that has replaced another one.
+    Some go to a worker that has replaced another one.
 
     Bottle keeps the present request in a threading.local(). Greenlets would share it if the master
     had imported Bottle.

@@ -297,5 +297,5 @@ def serve(environ: Environ, start: Start) -> Iterable[bytes]:
     if path.startswith("/bottle/"):
         return pages(environ, start)
     blocks = globals()[path.removeprefix("/")](environ, start)
-    # A list stays one, since the server may look how many blocks it has.
+    # A list stays one, since the server may check how many blocks it has.
     return blocks if isinstance(blocks, (list, tuple)) else Closing(environ, blocks)

@@ -25,7 +25,7 @@ class Patient(Short):
 
 
 class Restless(Patient):
-    """Looks at its clocks, and whether it has to end, in every round of the event loop.
+    """Checks its clocks, and whether it has to end, in every round of the event loop.
 
     If there are too many connections, it closes one, even if its client has just connected.
     """
