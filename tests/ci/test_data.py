@@ -733,7 +733,8 @@ def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url, has_wa
     os.chown(tmp_path, OTHER, OTHER)
     if has_wal:
         (tmp_path / "plants.db-wal").touch()
-    commands = block("sh", "(umask 77; mkdir -p /mnt/disk/plants")
+    (tmp_path / "disk").mkdir()
+    commands = block("sh", "(umask 77; mkdir /mnt/disk/plants")
     type_here(tmp_path, commands.replace("/mnt/disk", f"{tmp_path}/disk"))
     copy = tmp_path / "disk" / "plants" / "plants.db"
     assert read_rows(f"sqlite:///{copy}") == read_rows(url)
