@@ -23,7 +23,7 @@ from plant import SCHEMAS, InvalidPlant, parse_new_plant, read_schema
 from storage import Conflict, Rejected, Storage, Unavailable
 
 JSON = "application/json"
-BODY_LIMIT = 2**14  # Bytes. A worker that parses a body serves nobody else meanwhile.
+BODY_LIMIT = 2**14  # Bytes. While a worker parses a body, it serves nobody else.
 REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 MESSAGE_LIMIT = 1000  # Characters of an Error's message, since the path in a 404 may be long.
 # Characters of three members of a log line. A line must fit into 4,096 bytes: in a pipe, longer
@@ -56,8 +56,8 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     app.config["storage"] = storage  # gunicorn.conf.py starts it and closes it.
     app.add_hook("before_request", begin_request)
     app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.
-    # Every route needs a token, unless it says skip="token". Bottle applies no plugin
-    # to a mounted application. To guard one, write app.mount("/sub/", other.wsgi, skip=[]).
+    # Every route needs a token, unless it says skip="token". Bottle applies no plugin to a mounted
+    # or merged application. To guard a mounted one, write app.mount("/sub/", other.wsgi, skip=[]).
     app.install(BearerToken(tokens))
 
     @app.post("/plants")
@@ -132,7 +132,7 @@ class App(Bottle):
     answers_refusals = True  # require_http() answers what worker.py has refused.
 
     def wsgi(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer a request. Its id is the client's own if that is fit for a log, or a new one."""
+        """Answer a request. Its id is the client's own if that is safe to log, or a new one."""
         began = time.monotonic()
         request_id = environ.get("HTTP_X_REQUEST_ID", "")
         if not REQUEST_ID.fullmatch(request_id):
@@ -150,7 +150,7 @@ class App(Bottle):
             sent_status = status
             common = [("X-Request-ID", request_id), *COMMON_HEADERS]
             own = {name.lower() for name, _ in headers}
-            if not own.isdisjoint(COMMON_NAMES):  # A route has set one of them, which stays.
+            if not own.isdisjoint(COMMON_NAMES):  # A route's own header replaces ours.
                 common = [header for header in common if header[0].lower() not in own]
             return start_response(status, headers + common, exc_info)
 
@@ -199,7 +199,7 @@ class Routes(Router):
             return super().match(environ)
         except HTTPError as error:
             if error.status_code == 404:
-                path = environ["PATH_INFO"]  # request.path would make one slash of two.
+                path = environ["PATH_INFO"]  # request.path would collapse a double slash.
                 message = f"there is nothing at {path}; plants are created with POST /plants"
                 raise HTTPError(404, message) from None
             methods = {"OPTIONS", *error.headers["Allow"].split(",")}
@@ -304,7 +304,7 @@ class Body:
         except Exception:
             # Each server has exceptions of its own for invalid chunks. worker.py raises one for a
             # request that is longer than its MAX_REQUEST_BYTES, too.
-            message = "the request is too long, or its chunks are not valid"
+            message = "the request with its headers is too long, or its chunks are not valid"
             raise HTTPError(400, message) from None
 
 

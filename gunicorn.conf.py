@@ -30,7 +30,8 @@ def on_starting(server: Any) -> None:
     if words := server.cfg.parser().parse_args(server.cfg.get_cmd_args_from_env()).args:
         # gunicorn would ignore a word that is not a setting, such as one that has lost its dashes,
         # or a whole line in quotes. Show only what is before the =: the value could be a token.
-        sys.exit(f"GUNICORN_CMD_ARGS must be like --name=value, unquoted: {words[0].split('=')[0]}")
+        word = words[0].split("=")[0]
+        sys.exit(f"GUNICORN_CMD_ARGS must be like --name=value, with no quotes of its own: {word}")
     if 0 in (server.cfg.workers, server.cfg.worker_connections):  # No client would get a response.
         sys.exit("--worker-connections, --workers and WEB_CONCURRENCY must not be 0")
     for name in UNSUPPORTED:
@@ -121,8 +122,8 @@ graceful_timeout = 25
 # gunicorn would take the parser of gunicorn_h1c if that is installed.
 http_parser = "python"
 # Workers show by a file that they are alive. If the file were on a disk that hangs, the workers
-# would hang, too, and /healthz could not say so. If the root is read-only, there may be no other
-# place for the file.
+# would hang, too, and /healthz could not say so. If the root file system is read-only, there may be
+# no other place for the file.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # Nothing here needs gunicorn's control socket.
 control_socket_disable = True

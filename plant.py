@@ -3,6 +3,7 @@
 A body is I-JSON (RFC 7493) that is valid by schemas/new-plant.json.
 """
 
+import codecs
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -73,6 +74,8 @@ def _decode(body: bytes) -> Any:
         mistake = "has an escaped half of a surrogate pair"
     except json.JSONDecodeError as error:
         mistake = f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        if body.startswith(codecs.BOM_UTF8):
+            mistake = "begins with a byte order mark, which JSON does not have"
     # int() raises ValueError for more than 4,300 digits. Decimal() raises an ArithmeticError for an
     # exponent beyond some 10**18.
     except (RecursionError, ValueError, ArithmeticError):

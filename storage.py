@@ -56,7 +56,7 @@ class Engine(abc.ABC):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` so that waiting for this database stops no other request.
 
-        If need be, keep other processes of the service from writing meanwhile. Raises what `store`
+        If need be, keep other processes of the service from writing until then. Raises what `store`
         raises, or Unavailable if it can't get a turn or takes too long.
         """
 
@@ -200,7 +200,7 @@ class Storage:
 
     def _take(self) -> Sequence[Entry]:
         """Move entries from the queue into the batch, and return it."""
-        # Requests that give up take their entries out meanwhile, so the queue may become empty.
+        # Requests that give up take their entries out, so the queue may become empty at any time.
         with contextlib.suppress(IndexError):
             while len(self._batch) < BATCH_LIMIT:
                 self._batch.append(self._queue.popleft())

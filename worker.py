@@ -26,7 +26,7 @@ from gunicorn.util import hop_headers, http_date
 from gunicorn.workers.ggevent import GeventWorker
 
 EVICT_ABOVE = 0.9  # of worker_connections: from here on, a new connection may close another one
-EVICT_AFTER = 1.0  # seconds that a client may keep us waiting; none from EVICT_ANY_ABOVE on
+EVICT_AFTER = 1.0  # seconds that a client may keep us waiting; 0 from EVICT_ANY_ABOVE on
 EVICT_ANY_ABOVE = 0.95  # of worker_connections
 MAX_REQUEST_BYTES = 2**15  # of a whole request: its head, its body, and what chunks add
 SEND_BUFFER = 2**15  # bytes of responses that the system keeps for a client that does not read them
@@ -247,7 +247,7 @@ class Worker(GeventWorker):
 
 
 class Response:
-    """The response to one request: a head and blocks, as PEP 3333 has an application make them.
+    """The response to one request: the head and the blocks of a PEP 3333 application.
 
     The application calls start() and write(), the worker calls everything else.
     """
@@ -368,7 +368,7 @@ class Response:
         else:
             # HTTP/1.0 has no chunks. Its client can't tell if such a body is complete.
             ends_with_connection = True
-        # Decide only now: the application may have read the body of the request meanwhile, and the
+        # Decide only now: the application may have read the body of the request by now, and the
         # worker may have been told to stop.
         self.goes_on = not (
             ends_with_connection
@@ -398,7 +398,7 @@ class Response:
 
 
 class Connection:
-    """A client's socket, with one clock: since when, and for how long, we wait for the client.
+    """A client's socket, with one clock: since when we wait for the client, and for how long.
 
     gunicorn's parser calls recv(), Response calls send(), the worker calls everything else.
     """

@@ -47,7 +47,7 @@ def main() -> None:
     try:
         if not os.path.isfile(path) or is_missing_or_empty(path):
             sys.exit(
-                f"{path} is missing, not a file, empty, or not yours to read: is DATABASE_URL "
+                f"{path} is missing, not a file, empty, or not readable by you: is DATABASE_URL "
                 "loaded? If so, read docs/emergencies.md before you restart"
             )
         become_owner(path)
@@ -181,7 +181,8 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
     if complaints:
         sys.exit(
             f"the new copy has {count} plants, but {'; '.join(complaints)}; none of these was "
-            "deleted: if plants were lost, read docs/emergencies.md; otherwise delete these copies"
+            "deleted: if plants were lost, or a copy can't be opened, read docs/emergencies.md; "
+            "otherwise delete these copies"
         )
 
 

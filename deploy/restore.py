@@ -1,4 +1,4 @@
-"""Puts a backup in the place of the SQLite file that DATABASE_URL names, and keeps the old files.
+"""Replaces the SQLite file that DATABASE_URL names with a backup, and keeps the old files.
 
 The service may be running: after the swap, it answers 503 until it is restarted. This needs Python
 and backup.py, and nothing else of the service. docs/data.md says how to run it.
@@ -49,8 +49,8 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1  # ids
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)  # A bad sector.
 NO_FILE = "fine after a loss or on a new host; otherwise correct DATABASE_URL"
-RESTART = "start the service now, or restart it: until then, it answers 503"
-LOST = "start the service now; if it is running, read docs/emergencies.md before you restart it"
+# If the old file was lost, running workers may still hold it. A restart would end them.
+RESTART = "restart the service; if it answered 503 before this, first read docs/emergencies.md"
 Row = tuple[Any, ...]
 
 
@@ -81,14 +81,12 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
     for each in filter(os.path.exists, (path, new, f"{new}-copy")):
         if os.path.samefile(each, backup):
             raise ValueError(f"{backup} is the database itself, or left from a restore")
+    check_backup(backup)
     with open_database(backup) as source:
-        check_ours(source, backup)
         become_owner(path)  # The backup stays open, even if only root could open it.
         with lock_folder(folder) as descriptor, temporary(new), temporary(f"{new}-copy"):
             copy(source, new, backup)
             with lock_workers(path):
-                # If the file was lost, running workers may still hold it. A restart would end them.
-                advice = LOST if is_missing_or_empty(path) else RESTART
                 before = count_old(path)
                 merged = merge(path, new) if merges else []
                 with open_database(new) as database:
@@ -97,14 +95,23 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
                 replaced = swap(path, new, descriptor)
     if not replaced:
         report = f"{path}: there was no file before, {after} plants now"
-        return [report, NO_FILE, *merged, advice]
+        return [report, NO_FILE, *merged, RESTART]
     was = "an unknown number of" if before is None else before
     report = f"{path}: {was} plants before, {after} now"
-    return [report, *merged, f"the old files are in {replaced}", advice]
+    return [report, *merged, f"the old files are in {replaced}", RESTART]
+
+
+def check_backup(backup: str) -> None:
+    """Raise a ValueError, which names the file, if it can't be read or is not one of ours."""
+    try:
+        with open_database(backup) as source:
+            check_ours(source, backup)
+    except sqlite3.Error as error:
+        raise ValueError(f"{backup} can't be read: {error}") from None
 
 
 def copy(source: sqlite3.Connection, new: str, backup: str) -> None:
-    """Copy a database, with what is only in its -wal. Raise a ValueError if it is damaged."""
+    """Copy a database, including what is still in its -wal. Raise a ValueError if it is damaged."""
     with open_database(new, "rwc") as target:
         source.backup(target)
         target.execute("PRAGMA journal_mode = DELETE")  # So that all of it is in one file.
@@ -267,7 +274,7 @@ def add_plants(
             try:
                 database.execute(insert, row)
                 added += 1
-            except sqlite3.IntegrityError:  # What was read is no plant.
+            except sqlite3.IntegrityError:  # The row is not a valid plant.
                 reader.unread.append((row[0], row[0]))
         elif there != row:
             differing[row[0]] = None
@@ -276,7 +283,7 @@ def add_plants(
 
 
 def quote(name: str) -> str:
-    """Return a column's name as SQL takes it, whatever is in it."""
+    """Quote a column's name for SQL."""
     return '"{}"'.format(name.replace('"', '""'))
 
 
@@ -284,7 +291,7 @@ class Reader:
     """Reads what can be read of a file that may be damaged."""
 
     def __init__(self, database: sqlite3.Connection, wanted: list[str]) -> None:
-        """Prepare to read those of the wanted columns that the file has."""
+        """Prepare to read the wanted columns, without those that the file lacks."""
         self._database = database
         self.unread: list[tuple[int, int]] = []  # Ranges: the first and the last id of each.
         self.all_columns: list[str] = []

@@ -54,7 +54,7 @@ RAISES = "exec_stmt_raise", "exec_stmt_assert"
 
 GONE = (
     "is missing: if plants were stored there, read docs/postgresql.md before you restart; "
-    "otherwise correct DATABASE_URL"
+    "otherwise correct DATABASE_URL, or make the table with start.py"
 )
 
 
@@ -130,7 +130,8 @@ class PostgreSQLEngine(Engine):
         try:
             if connection.execute("SELECT to_regclass('plants')").fetchone() == (None,):
                 if not self.creates:
-                    raise Misconfigured(f"the table plants of {connection.info.dbname} {GONE}")
+                    name = f"the table plants of the database {connection.info.dbname}"
+                    raise Misconfigured(f"{name} {GONE}")
                 # Several processes may create it at once: all but the first one fail.
                 with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
                     connection.execute(SCHEMA)
@@ -158,7 +159,7 @@ def connect(server: Mapping[str, Any]) -> psycopg.Connection:
     except psycopg.Error as error:
         # libpq and psycopg check most values only when they connect. Such an error has no SQLSTATE.
         # Nor does the error for a server that is down, so look at the words.
-        found = re.search(r"(invalid|weak|bad value|could not match) .*", str(error))
+        found = re.search(r"(invalid (?!response)|weak |bad value |could not match ).*", str(error))
         if error.sqlstate or not found:
             raise
         # The value may be a part of a password.
@@ -189,7 +190,10 @@ def translate(error: psycopg.Error) -> Rejected | Unavailable:
 
 def parse_url(url: str) -> dict[str, Any]:
     """Return libpq's parameters. Raises ValueError, without any part of a password."""
-    wrong = "DATABASE_URL must be like postgresql://user:password@host/database, percent-encoded"
+    wrong = (
+        "DATABASE_URL must be like postgresql://user:password@host/database, with the password "
+        "percent-encoded: @ is %40, / is %2F, % is %25"
+    )
     try:
         given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
     except (psycopg.ProgrammingError, UnicodeError) as error:

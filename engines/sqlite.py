@@ -37,10 +37,13 @@ INSERT = f"""INSERT INTO plants ({COLUMNS}) VALUES {{rows}} ON CONFLICT (id)
 FIND = f"SELECT {COLUMNS} FROM plants WHERE id IN ({{ids}})"
 # A restart would end the workers from which deleted files can still be copied.
 GONE = "was deleted or replaced: read docs/emergencies.md before you restart"
-NOWHERE = f"{GONE}; if it never had plants, correct DATABASE_URL, or make a file with start.py"
+NOWHERE = (
+    f"{GONE}; if it never had plants, correct DATABASE_URL, or make a file with start.py, as the "
+    "service's user"
+)
 LOST = (
     "{0} is missing or empty, but {0}-lock shows that a database was here: read "
-    "docs/emergencies.md; or, to begin an empty one, move {0}-* away"
+    "docs/emergencies.md; or, to begin an empty one, move {0}* away"
 )
 
 
@@ -125,7 +128,7 @@ class SQLiteEngine(Engine):
             if not self.creates:
                 raise Unavailable(f"{self._path} {NOWHERE}") from None
             if not os.path.isdir(self._folder):
-                advice = "of DATABASE_URL is missing; mount its disk, or create it if it is new"
+                advice = "of DATABASE_URL is missing; mount its disk, or create it for this user"
                 raise Unavailable(f"the folder {self._folder} {advice}") from None
             return os.open(self._folder, os.O_RDONLY)
 
@@ -156,7 +159,7 @@ class SQLiteEngine(Engine):
 
     def close(self) -> None:
         # The last connection to be closed checkpoints. Storage calls this through run(), so no
-        # other process writes meanwhile.
+        # other process is writing.
         if self._connection:
             self._connection.close()
             self._connection = None
@@ -198,16 +201,16 @@ class SQLiteEngine(Engine):
         except BaseException:
             connection.close()
             raise
-        # The ids of the files that are open. If another file has taken the name meanwhile, its id
-        # is not among them.
+        # The ids of the files that are open. If another file has since taken the name, its id is
+        # not among them.
         self._files = [(before.st_dev, before.st_ino), *file_ids(self._path)[1:]]
         return connection
 
     def _is_exchanged(self) -> bool:
-        """Tell if processes have files open that are no longer those at our paths.
+        """Tell if other processes have files open that are no longer at our paths.
 
-        They go on using the deleted files. We would use those that have taken the names, or make
-        new ones, and together we would destroy the database.
+        They go on using the deleted files. We would use the files that have these names now, or
+        make new ones, and together we would destroy the database.
         """
         # Whoever has the database open locks SHARED_SIZE bytes of the file, from SHARED_FIRST on,
         # and the byte UNIX_SHM_DMS of the -shm (sqlite.org/src/file/src/os_unix.c).

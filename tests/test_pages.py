@@ -1,4 +1,4 @@
-"""The pages agree with the service and with each other. That their commands work is in tests/ci."""
+"""The pages agree with the service and with each other. tests/ci runs their commands."""
 
 import re
 import runpy
@@ -29,7 +29,7 @@ def test_links_lead_somewhere_and_files_that_are_named_exist(page):
             file = (page.parent / name).resolve() if name else page
             assert file.exists(), target
             headings = re.findall("(?m)^#+ (.*)$", file.read_text("utf-8")) if heading else []
-            slugs = {re.sub(r"\W+", "-", each.lower()).strip("-") for each in headings}
+            slugs = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
             assert not heading or heading in slugs, target
     named = set(re.findall(r"`(\w[\w./-]*\.(?:py|service|socket|conf|toml|html))`", PAGES[page]))
     named -= {"transfer.py", "deploy/rescue.py"}  # Older versions had these files.
@@ -86,8 +86,10 @@ def test_the_exchange_on_the_page_is_what_a_client_sends_and_receives(server, se
 
 
 FOREIGN = {  # Words of SQLite, PostgreSQL, gunicorn, systemd and the system, and a path of ours.
-    "/healthz", "Address already in use", "Connection in use", "No space left",
-    "Operation not permitted", "Permission denied", "Read-only", "connection failed",
+    "/healthz", "Address already in use", "Connection in use", "Input/output error",
+    "Is a directory", "No space left", "Operation not permitted", "Permission denied", "Read-only",
+    "connection failed", "is not permitted to log in", "quota exceeded",
+    "too many connections for role",
     "does not exist", "failed to resolve host", "malformed", "no such table", "not a database",
     "password authentication failed", "permission denied", "read-only transaction", "readonly",
     "is full", "is locked", "disk I/O error", "timeout",

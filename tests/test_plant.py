@@ -28,7 +28,7 @@ MISTAKES = {  # A body, and the message that it gets.
     "": "the body is empty",
     '{\n"id": x}': f"{NOT_JSON}Expecting value at line 2, column 7",
     '{"id": 1, "name": "n"} {}': f"{NOT_JSON}Extra data at line 1, column 24",
-    "\ufeff{}": f"{NOT_JSON}Expecting value at line 1, column 1",  # A byte order mark.
+    "\ufeff{}": "the body begins with a byte order mark, which JSON does not have",
     '{"id": \udcff}': "the body is not valid UTF-8: invalid start byte at byte 7",
     '{"id": -Infinity, "name": "n"}': f"{NOT_JSON}NaN and Infinity are not allowed",
     '{"id": 1, "\\u0069d": 2, "name": "n"}': TWICE,
@@ -120,7 +120,7 @@ def test_a_body_that_is_not_json_is_refused_even_if_the_mistake_is_in_an_ignored
 @pytest.mark.parametrize("depth", [100, 1_000, 10_000, 30_000])
 def test_a_deeply_nested_body_is_stored_or_refused_but_never_fails(depth):
     """Python's parser follows about 1,000 or 100,000 levels, depending on its version."""
-    quarter = depth // 4  # An object opens with four bytes, so both texts open with equally many.
+    quarter = depth // 4  # An object opens with four bytes, so both openings are equally long.
     for nested in (b"[" * depth + b"]" * depth, b'{"":' * quarter + b"[]" + b"}" * quarter):
         assert refusal(nested)
         assert refusal(b'{"id": 7, "name": %b}' % nested)

@@ -14,7 +14,7 @@ REFUSED = {  # Arguments, and the line with which the start fails.
     "--workers=0": "--workers and WEB_CONCURRENCY must not be 0",
     "--worker-connections=0": "--worker-connections, .* must not be 0",
     # gunicorn would ignore these words.
-    "bind=[::1]:0": "^GUNICORN_CMD_ARGS must be like --name=value, unquoted: bind$",
+    "bind=[::1]:0": "^GUNICORN_CMD_ARGS must be like --name=value, with no quotes .*: bind$",
     "--threads 1 \u2014bind=[::1]:0": "^GUNICORN_CMD_ARGS must be like .*: \u2014bind$",
     "'--bind [::1]:0'": "^GUNICORN_CMD_ARGS must be like .*: --bind .*$",
 }
@@ -30,7 +30,7 @@ def test_a_setting_that_would_not_do_what_it_says_ends_the_start_in_one_line(ser
 
 
 def test_another_application_is_not_preloaded(serve):
-    """The worker's greenlets would share what it keeps for each client, such as the request."""
+    """Greenlets would share what the application keeps for each client, such as the request."""
     server = serve("bottle:app", "--preload")
     fails_with(server, "--preload would mix up the clients of bottle:app: leave it out")
 
@@ -71,7 +71,7 @@ def test_a_start_with_reuse_port_prints_a_command_with_the_address_that_is_bound
 
 
 def test_a_service_that_listens_on_no_tcp_address_says_that_it_needs_a_token(serve, tmp_path):
-    """The command that contains the token of a run is printed where a client can use it."""
+    """The command with the run's token is printed only if a client can use it."""
     command = [HERE[0], f"--bind=unix:{tmp_path}/socket"]
     server = serve(command=command, PLANTS_TOKENS=None, WEB_CONCURRENCY="1")
     wait_until(lambda: "PLANTS_TOKENS is not set, so no client can store a plant" in server.err)

@@ -196,7 +196,7 @@ def test_a_damaged_end_of_the_table_fails_the_health_check(engine, serve, databa
 
 
 def test_every_connection_syncs_each_commit(engine, database):
-    """These settings belong to a connection, not to the file. So does the limit of the WAL."""
+    """All but journal_mode belong to a connection, not to the file."""
     execute(database, SCHEMA)
     engine.insert([ONE], 100)
     (connection,) = [each for each in vars(engine).values() if isinstance(each, sqlite3.Connection)]
@@ -289,7 +289,7 @@ def test_a_folder_that_cant_be_read_is_no_bug(storage, database, monkeypatch):
 def test_no_plant_is_acknowledged_once_a_file_is_deleted_or_replaced(
     storage, database, suffix, change
 ):
-    """This holds for the file, its -wal and its -shm, until the worker is restarted."""
+    """This holds for the file, its -wal and its -shm."""
     storage.add(ONE)
     file = Path(f"{database}{suffix}")
     kept = file.with_name("kept")
@@ -417,4 +417,5 @@ def test_no_plant_stays_in_memory(storage):
         storage.add(Plant(-count, "x" * 1_200_000))
         storage.engine.insert([Plant(number, "x" * 32_000) for number in range(count)], 100)
         sizes.append(memory(os.getpid()))
-    assert max(sizes) - sizes[0] < 5  # MiB. The single plants and the batches had some 50 each.
+    # Without the limit, the single plants kept some 50 MiB, and so did the batches.
+    assert max(sizes) - sizes[0] < 5

@@ -7,10 +7,13 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from engines.postgresql import connect
 from start import get_storage
 from storage import Misconfigured
 from tests.support.server import (
@@ -121,9 +124,26 @@ def test_a_value_that_can_never_work_is_told_from_a_server_that_is_down(open_sto
     assert "SECRET" not in str(error.value)
 
 
+def test_what_another_server_answers_is_not_taken_for_a_wrong_value():
+    """libpq calls that an invalid response. A server that is wanted may come back later."""
+
+    def answer() -> None:
+        with server.accept()[0] as connection:
+            connection.recv(8)
+            connection.sendall(b"HTTP/1.1 400\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = str(server.getsockname()[1])
+        with pytest.raises(psycopg.OperationalError, match="invalid response"):
+            connect({"hostaddr": "127.0.0.1", "port": port})
+        thread.join()
+
+
 @pytest.mark.parametrize("more", ["service=none", "service=two", "sslcert=/none"])
 def test_a_url_that_depends_on_files_is_accepted(open_storage, tmp_path, monkeypatch, more):
-    """The files may appear later. Until then the storage is unavailable."""
+    """The files may appear later."""
     (tmp_path / "services").write_text("[two]\nhost=one,two\n")
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     assert open_storage(f"postgresql:///d?{more}")

@@ -26,7 +26,7 @@ FULL = Unavailable("disk full")
 
 
 class MemoryEngine(Engine):
-    """An engine that a test can let wait or fail, for example by the names of plants."""
+    """An engine that a test can make wait or fail, for example by the names of plants."""
 
     description = "memory"
     creates = False
@@ -78,7 +78,7 @@ def memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
 
 
 def queue_together(storage: Storage, *entries: Plant | None) -> list[Future]:
-    """Let plants, and None for health checks, wait for the same lock; return their outcomes."""
+    """Make plants, and None for health checks, wait for the same lock; return their outcomes."""
     with storage.engine.lock:
         return [
             queue_up(storage.add, entry) if entry else queue_up(storage.check, PATIENCE)
@@ -106,7 +106,7 @@ def test_requests_that_wait_for_the_lock_share_batches(memory, engine, monkeypat
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_plant_of_a_batch_gets_an_outcome_of_its_own(memory, engine, fault):
-    """If one plant may be at fault, each half is stored alone, and hardly waits for a row."""
+    """If one plant may be at fault, each half is stored alone, and waits 1 ms for a locked row."""
     memory.add(Plant(1, "one"))
     batch = [
         (Plant(3, fault), type(FAULTS[fault])),
@@ -216,7 +216,7 @@ def test_a_closed_storage_refuses_plants_at_once(engine):
 
 
 def test_a_storage_starts_once_with_its_first_request_at_the_latest(engine):
-    """A thread does not survive the fork of a server that loads the application before it."""
+    """A server that loads the application before it forks would lose the thread."""
     threads = threading.active_count()
     with contextlib.closing(Storage(engine)) as late, contextlib.closing(Storage(engine)) as early:
         assert threading.active_count() == threads and not engine.inserts

@@ -296,7 +296,7 @@ def test_an_aborted_connection_still_gives_the_request_that_has_arrived_and_noth
 
 
 def test_an_aborted_connection_is_closed_however_much_its_client_has_sent():
-    """Its slot is needed. Only other connections wait for their clients to end."""
+    """Its slot is needed. Only connections that were not aborted wait for their clients."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         far = socket.create_connection(listener.getsockname())
         near = gevent.socket.socket(fileno=listener.accept()[0].detach())

@@ -239,7 +239,7 @@ def test_a_body_longer_than_its_content_length_is_cut_and_no_further_block_is_as
 
 @pytest.mark.parametrize("path", ["/generator", "/fails_late", "/cut", "/endless"])
 def test_the_blocks_of_a_response_are_closed_however_it_ends(applications_server, path):
-    """Here the client leaves first, or the body ends, is cut, or fails."""
+    """The body ends, fails or is cut, or the client leaves first."""
 
     def count() -> int:
         return get(applications_server, "/which_are_closed").decode().split().count(path)
@@ -271,7 +271,7 @@ def test_a_client_gets_more_time_whenever_it_has_taken_some_of_a_response():
 
 
 def test_a_response_of_one_block_leaves_with_its_head_in_one_system_call():
-    """A second one would add a tenth to the time. This kind of socket keeps them apart."""
+    """A second call would take a tenth longer. SOCK_SEQPACKET keeps calls apart."""
     near, far = gevent.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
         Connection(near, limit=0).send(b"head", b"block")

@@ -4,8 +4,8 @@ Needs the Debian packages that results.md names, and installs everything else in
 this file. Writes results.md and chart.svg. The servers run on this machine, one at a time and in
 turn, in several rounds. Only ratios within one run mean something.
 
-`python tests/bench --against COMMIT` runs the service of that commit beside the one in the working
-tree instead, and writes no files. It needs only gcc and wrk.
+`python tests/bench --against COMMIT` compares the service of that commit with the one in the
+working tree, and writes no results. It needs only gcc and wrk.
 """
 
 import itertools

@@ -41,7 +41,7 @@ def report(results: Results, syncs: list[float], rounds: int, seconds: int) -> s
 
 
 def rate(runs: list[Run], ours: list[Run]) -> str:
-    """Return the median rate (lowest to highest), and the median of ours divided by it."""
+    """Return the median rate (lowest to highest), and the median of the ratios of ours to it."""
     rates = [run.rate for run in runs]
     ratio = statistics.median(our.rate / max(1, r) for our, r in zip(ours, rates, strict=True))
     return f"{median(runs).rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}), {ratio:.2f}"

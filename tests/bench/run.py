@@ -69,8 +69,8 @@ def measure(server: Server, setting: str, seconds: int) -> Run:
     """Post to the server for some seconds, kill it, and check that each 200 is a row.
 
     The clients end without waiting for the last response on each connection, so there may be a few
-    more rows: at most one for each connection, and one of the connection that wrk tries out first.
-    A plant that got an error may have a row, too.
+    more rows: at most one for each connection, and one for the connection with which wrk first
+    tests the address. A plant that got an error may have a row, too.
     """
     connections, sync_waits = SETTINGS[setting]
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:

@@ -21,9 +21,10 @@ BIND = "--bind 127.0.0.1:PORT"
 
 
 class Server(NamedTuple):
-    """A server. Its `kind` is "service", which creates its table, "peer", or "ceiling".
+    """A server.
 
-    A peer needs a table. The ceiling stores nothing.
+    By its `kind`, it creates its table ("service"), needs one ("peer"), or stores nothing
+    ("ceiling").
     """
 
     title: str

@@ -29,7 +29,7 @@ PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log
 def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
     """The port of a proxy that fails at first, the service's statuses, and the proxy's failures.
 
-    It answers six times itself, not in JSON. Then it loses a response of the service.
+    It answers six times itself, mostly not in JSON. Then it loses a response of the service.
     """
     statuses: list[int] = []
     failures = [200, 302, 307, 403, 429, 503, None]
@@ -39,7 +39,7 @@ def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             failure = failures.pop(0) if failures else 0
             if failure:
-                self.answer(failure, b"{}" if failure == 501 else b"<html></html>")
+                self.answer(failure, b"{}" if failure in (302, 501) else b"<html></html>")
                 return
             status, answer = server.request("POST", "/plants", body, self.headers)
             statuses.append(status)
@@ -121,7 +121,7 @@ def test_the_expressions_on_the_page_make_ids_that_the_service_takes(server) -> 
 
 
 def test_the_chances_of_a_409_are_computed_right() -> None:
-    """The page rounds them to two digits. Ids are drawn as people's birthdays are."""
+    """The page rounds them to two digits. This is the birthday problem."""
     for plants, *chances in table(r"plants \|"):
         pairs = (n := int(plants.replace(",", ""))) * (n - 1) / 2
         for bits, chance in zip((53, 63), chances, strict=True):

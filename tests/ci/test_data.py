@@ -184,7 +184,7 @@ def test_a_url_that_names_no_file_is_refused_in_one_line(tmp_path, program, url,
     "arguments", [[""], ["--keep", ""], ["--keep", "0"], ["--keep", "-1"], ["--keep"], ["a", "b"]]
 )
 def test_a_backup_with_wrong_arguments_is_refused(tmp_path, database, arguments):
-    """An empty variable is one, too."""
+    """An argument from an empty variable is wrong, too."""
     make(database, {1: "n"})
     before = files(tmp_path)
     fail("backup", *arguments, cwd=tmp_path)
@@ -192,7 +192,7 @@ def test_a_backup_with_wrong_arguments_is_refused(tmp_path, database, arguments)
 
 
 def test_old_backups_are_deleted_unless_they_have_more_plants(tmp_path, database):
-    """While there is such a copy, each run fails. So does one with a copy that can't be read."""
+    """While there is such a copy, each run fails. So does each run while a copy can't be read."""
     (folder := tmp_path / "backups").mkdir()
     old = [make(folder / f"plants-2020-01-0{day}-000000.db", {1: "n"}) for day in range(1, 7)]
     (other := folder / "plants-of-mine.db").touch()
@@ -228,7 +228,7 @@ def test_no_plant_is_lost_by_a_restore_under_load(serve, tmp_path, url, argument
         succeed("backup")
         clients.wait_for_more()
         (copy,) = backups(tmp_path)
-        assert "restart it: until then, it answers 503" in succeed("restore", copy, *arguments)
+        assert "\nrestart the service; " in succeed("restore", copy, *arguments)
         # A response to a plant that was stored before the swap may still be on its way.
         wait_until(lambda: clients.answers[503] > 100)
         acknowledged = clients.acknowledged.copy()
@@ -360,7 +360,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "is missing, empty or not a file  ": ("empty.db",),
     "belongs to another program": ("foreign.db",),
     "is damaged: ": ("damaged.db",),
-    "not a database": ("text.db",),
+    "text.db can't be read: file is not a database": ("text.db",),
     "is the database itself": ("plants.db",),
     "is the database itself ": ("./backups/../plants.db", "--merge"),
     "is the database itself  ": ("hard-link.db",),
@@ -450,7 +450,7 @@ def test_programs_that_root_runs_leave_the_files_to_the_owner(shared):
     assert [*home.iterdir()] == [home / "backup.db"]
 
 
-# Whatever happens meanwhile
+# Crashes and full disks
 
 
 CALLS = "fdatasync,flock,fsync,ftruncate,link,mkdir,pwrite64,rename,rmdir,unlink"
@@ -502,7 +502,7 @@ CRASHED = {1: "one", 2: "two", 3: "two"}
 def test_a_restore_that_fails_at_any_step_loses_nothing(tmp_path, crashed, monkeypatch, fault):
     """Everything is as it was, or the file is missing, and a start can see that. It can be retried.
 
-    strace kills the program at each system call that changes something, or lets the call fail.
+    strace kills the program at each system call that changes something, or makes the call fail.
     """
     folder = crashed()
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{folder}/plants.db")
@@ -594,7 +594,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("program", ["backup", "restore"])
 def test_a_full_disk_changes_nothing(tmp_path, small_disk, program):
-    """The program has begun to write, and removes that."""
+    """The program removes what it has begun to write."""
     make(small_disk / "plants.db", {1: "n" * 2_500_000})
     make(tmp_path / "backup.db", {2: "n" * 1_500_000})
     (small_disk / "plants.db-lock").touch()
@@ -728,7 +728,7 @@ def test_a_file_whose_first_page_is_damaged_is_read_with_that_of_the_backup(
 
 @pytest.mark.parametrize("has_wal", [True, False])
 def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url, has_wal):
-    """The page's commands keep the owner. After a clean stop, there is no -wal."""
+    """The owner stays. After a clean stop, there is no -wal. Typed again, they change nothing."""
     make(database, {1: "n"})
     os.chown(tmp_path, OTHER, OTHER)
     if has_wal:
@@ -740,6 +740,10 @@ def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url, has_wa
     assert read_rows(f"sqlite:///{copy}") == read_rows(url)
     assert {each.stat().st_uid for each in (copy, copy.parent)} == {OTHER}
     assert copy.stat().st_mode & 0o777 == 0o600
+    run_sql(copy, "INSERT INTO plants VALUES (2, 'stored since then', NULL)")
+    with pytest.raises(AssertionError, match="File exists"):
+        type_here(tmp_path, commands.replace("/mnt/disk", f"{tmp_path}/disk"))
+    assert read_names(f"sqlite:///{copy}") == {1: "n", 2: "stored since then"}
 
 
 def test_the_wal_says_which_pages_a_damaged_file_has(tmp_path, database, url):
@@ -802,7 +806,7 @@ def test_no_program_deletes_a_wal_that_has_lost_its_file(crashed, options, is_em
     printed = succeed("restore", folder / "backup.db", *options, **url)
     assert ("2 plants of the old file were added" in printed) == bool(options)
     assert "an unknown number of plants before, " in printed
-    assert "read docs/emergencies.md before you restart" in printed
+    assert "if it answered 503 before this, first read docs/emergencies.md" in printed
     assert read_names(url["DATABASE_URL"]) == (CRASHED if options else {1: "one"})
     (replaced,) = folder.glob("replaced-*/plants.db-wal")
     assert replaced.read_bytes() == wal
@@ -831,7 +835,7 @@ COPIED = "plants-2026-11-28-030000.db"  # the backup in the page's examples
 
 
 def test_the_page_shows_plants_backs_them_up_and_restores_them(serve, tmp_path, database, url):
-    """The programs print what the page shows. A damaged file is restored into one with no plant."""
+    """The programs print what the page shows. The last one adds the plants of the old file."""
     server = serve()
     for number in (1, 2):
         assert server.post({"id": number, "name": "n"})[0] == STORED
@@ -981,7 +985,7 @@ def test_a_server_is_set_up(serve, tmp_path, postgresql):
     """The service stores plants with a role and a database of its own, and the page shows them."""
     secret = "a-secret"
     commands = f"admin='{postgresql.url()}' password={secret}", block("sh", 'psql "$admin" -c "CR')
-    type_here(tmp_path, *commands, commands[0], block("sh", 'psql "$admin" -c "ALTER ROLE'))
+    type_here(tmp_path, *commands, commands[0], block("sh", 'psql "$admin" -c \'ALTER ROLE'))
     url = f"postgresql://plants:{secret}@/plants?host={postgresql.folder}"
     with serve(DATABASE_URL=url) as server:
         assert server.post(MONSTERA)[0] == STORED
@@ -989,7 +993,7 @@ def test_a_server_is_set_up(serve, tmp_path, postgresql):
     assert "7 | Monstera | indoor" in type_here(tmp_path, f"server='{url}'", see)
     find = "SELECT setconfig FROM pg_db_role_setting JOIN pg_roles ON oid = setrole"
     assert postgresql.execute(f"{find} WHERE rolname = 'plants'") == [
-        (["log_min_error_statement=panic"],)
+        (["log_min_error_statement=panic", "log_error_verbosity=terse"],)
     ]
     postgresql.execute("DROP DATABASE plants WITH (FORCE)")
     postgresql.execute("DROP ROLE plants")

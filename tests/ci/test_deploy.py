@@ -1,4 +1,4 @@
-"""Types the commands of docs/host.md, docs/operate.md and docs/container.md as they are.
+"""Types the commands of docs/host.md, docs/operate.md and docs/container.md (by buildah).
 
 The files of deploy/ are used unchanged. The hosting platforms themselves are not tested.
 """
@@ -345,7 +345,7 @@ def test_a_start_that_cannot_succeed_ends_in_a_refused_port(host):
 
 
 def test_a_backup_is_made_by_the_timer_and_restored(host):
-    """It is sound although clients are writing. It can be restored while they go on."""
+    """It is intact even though clients are writing. It can be restored while they go on."""
     timer = json.loads(host.run("systemctl list-timers --output=json plants-backup.timer"))
     assert [each["activates"] for each in timer] == ["plants-backup.service"]
     assert host.run("systemctl is-enabled plants-backup.timer") == "enabled\n"

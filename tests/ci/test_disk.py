@@ -137,7 +137,7 @@ def test_conflicts_on_a_full_disk_do_not_make_the_health_check_succeed(serve, di
 
 
 def test_a_file_that_is_mounted_alone_ends_the_start_in_one_line(serve, disk, database, tmp_path):
-    """`docker run -v ./plants.db:/data/plants.db` mounts it so.
+    """`docker run -v ./plants.db:/data/plants.db` mounts it like this.
 
     Its -wal would be deleted with the container, and with it the plants that are only there.
     """

@@ -1,6 +1,6 @@
 """The service starts, serves and stops as hosting platforms run it.
 
-No platform is asked. Each row of PLATFORMS stands for one environment: its variables, its user, its
+No real platform is involved. Each row of PLATFORMS is one environment: its variables, its user, its
 read-only folders, its router and its signals, as the platform's documentation or its public code
 has them. The pages say what has to be set there, and a test compares them.
 """

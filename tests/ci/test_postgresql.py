@@ -102,7 +102,7 @@ def test_a_table_that_was_there_is_not_created_again(serve, connection, url):
     The check before a restart refuses a database without a table.
     """
     check = [sys.executable, "start.py", "--existing"]
-    fails_with(serve(command=check), "the table plants of test.* is missing")
+    fails_with(serve(command=check), "the table plants of the database test.* is missing")
     server = serve(WEB_CONCURRENCY="1")
     assert server.post(MONSTERA)[0] == STORED
     assert serve(command=check).wait() == 0

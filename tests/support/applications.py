@@ -124,7 +124,7 @@ def cookies(environ: Environ, start: Start) -> Iterable[bytes]:
 
 
 def own_connection(environ: Environ, start: Start) -> Iterable[bytes]:
-    """These headers are the server's. If they were sent twice, the end would be unclear."""
+    """These headers are the server's. Sent twice, they would leave the end of the body unclear."""
     own = [("Connection", "close"), ("transfer-encoding", "chunked"), ("Date", "today")]
     start("200 OK", [*TEXT, *own])
     return [b"whole"]
@@ -172,7 +172,7 @@ def valid(environ: Environ, start: Start) -> Iterable[bytes]:
 
 
 def replaced_late(environ: Environ, start: Start) -> Iterable[bytes]:
-    """The head leaves with the first block that has a byte. Until then, it may be replaced."""
+    """The head is sent with the first block that is not empty. Until then, it may be replaced."""
     start("200 OK", [("X-First", "yes"), ("Content-Length", "5")])
     yield b""
     try:

@@ -79,7 +79,7 @@ class PostgreSQL:
             return cursor.fetchall() if cursor.description else []
 
     def set_synchronous(self, standbys: str) -> None:
-        """Let commits wait for these standbys from now on: "*" means any, "" means none."""
+        """Make commits wait for these standbys from now on: "*" means any, "" means none."""
         self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standbys}'")
         self.execute("SELECT pg_reload_conf()")
         show = "SHOW synchronous_standby_names"

@@ -210,7 +210,7 @@ def memory(pid: int) -> float:
     """Return the memory of a process in MiB.
 
     This is its PSS: memory that several processes share is divided among them. Files do not count:
-    its part of a library grows whenever another process that has it ends.
+    its share of a library grows whenever another process that uses it ends.
     """
     sizes = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return int(re.search(r"Pss_Anon: +(\d+)", sizes)[1]) / 1024

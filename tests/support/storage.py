@@ -38,8 +38,8 @@ def read_names(url: str) -> dict[int, str]:
 def lock_held(database: Path) -> Iterator[None]:
     """Hold the lock by which processes of the service take turns.
 
-    The lock is shared: the service, which needs it alone, has to wait, and a second lock_held()
-    does not.
+    The lock is shared: the service, which needs it exclusively, has to wait, but a second
+    lock_held() does not.
     """
     with open(f"{database}-lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -38,7 +38,7 @@ class Restless(Patient):
 
 
 class Sparing(Patient):
-    """Closes no connection for another one as long as there is a place left."""
+    """Closes no connection to make room for another while a slot is free."""
 
     def run(self) -> None:
         worker.EVICT_AFTER = math.inf
@@ -46,7 +46,7 @@ class Sparing(Patient):
 
 
 class Lingering(Short):
-    """Has no limit for a request to arrive, and a short one for its last response to be read."""
+    """Has no limit for a request to arrive, and a short one for the last response to be read."""
 
     limits = math.inf, 0.3
 

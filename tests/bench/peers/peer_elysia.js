@@ -1,4 +1,4 @@
-// Elysia on Bun with bun:sqlite, as their documentation shows them. Each commit is synced, as by the service.
+// Elysia on Bun with bun:sqlite, as their documentation shows them. Each commit is synced, as in the service.
 // https://elysiajs.com/patterns/deploy, https://elysiajs.com/plugins/bearer and https://bun.com/docs/runtime/sqlite
 // peer_elysia.js PORT runs as many processes as WEB_CONCURRENCY says; they share the port (SO_REUSEPORT).
 

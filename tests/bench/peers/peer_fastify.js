@@ -1,4 +1,4 @@
-// Fastify and better-sqlite3, as their documentation shows them. Each commit is synced, as by the service.
+// Fastify and better-sqlite3, as their documentation shows them. Each commit is synced, as in the service.
 // https://fastify.dev/docs/latest/ and https://github.com/WiseLibs/better-sqlite3
 // peer_fastify.js PORT runs as many processes as WEB_CONCURRENCY says.
 

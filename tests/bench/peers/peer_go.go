@@ -1,4 +1,4 @@
-// net/http and go-sqlite3, as their documentation shows them. Each commit is synced, as by the service.
+// net/http and go-sqlite3, as their documentation shows them. Each commit is synced, as in the service.
 // https://pkg.go.dev/net/http and https://github.com/mattn/go-sqlite3#faq
 // peer_go PORT is one process that uses every core.
 package main
