@@ -121,7 +121,7 @@ keepalive = 125
 graceful_timeout = 25
 # gunicorn would take the parser of gunicorn_h1c if that is installed.
 http_parser = "python"
-# Workers show by a file that they are alive. If the file were on a disk that hangs, the workers
+# Workers use a file to show that they are alive. If the file were on a disk that hangs, the workers
 # would hang, too, and /healthz could not say so. If the root file system is read-only, there may be
 # no other place for the file.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -190,7 +190,11 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
 def open_database(path: str, mode: str = "ro") -> Iterator[sqlite3.Connection]:
     """Yield a connection. By default the file must exist, and the connection can't write to it."""
     uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5)
+    try:
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5)
+    except sqlite3.Error as error:
+        error.args = (f"{path}: {error}",)
+        raise
     with contextlib.closing(connection):
         try:
             yield connection

@@ -81,9 +81,9 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
     for each in filter(os.path.exists, (path, new, f"{new}-copy")):
         if os.path.samefile(each, backup):
             raise ValueError(f"{backup} is the database itself, or left from a restore")
-    check_backup(backup)
     with open_database(backup) as source:
-        become_owner(path)  # The backup stays open, even if only root could open it.
+        check_backup(source, backup)
+        become_owner(path)  # The backup and its -wal stay open, even if only root could open them.
         with lock_folder(folder) as descriptor, temporary(new), temporary(f"{new}-copy"):
             copy(source, new, backup)
             with lock_workers(path):
@@ -101,13 +101,12 @@ def restore(path: str, backup: str, merges: bool) -> list[str]:
     return [report, *merged, f"the old files are in {replaced}", RESTART]
 
 
-def check_backup(backup: str) -> None:
+def check_backup(source: sqlite3.Connection, path: str) -> None:
     """Raise a ValueError, which names the file, if it can't be read or is not one of ours."""
     try:
-        with open_database(backup) as source:
-            check_ours(source, backup)
+        check_ours(source, path)
     except sqlite3.Error as error:
-        raise ValueError(f"{backup} can't be read: {error}") from None
+        raise ValueError(f"{path} can't be read: {error}") from None
 
 
 def copy(source: sqlite3.Connection, new: str, backup: str) -> None:

@@ -196,7 +196,7 @@ def test_a_damaged_end_of_the_table_fails_the_health_check(engine, serve, databa
 
 
 def test_every_connection_syncs_each_commit(engine, database):
-    """All but journal_mode belong to a connection, not to the file."""
+    """All of these but journal_mode belong to a connection, not to the file."""
     execute(database, SCHEMA)
     engine.insert([ONE], 100)
     (connection,) = [each for each in vars(engine).values() if isinstance(each, sqlite3.Connection)]

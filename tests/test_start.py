@@ -125,7 +125,7 @@ def test_a_value_that_can_never_work_is_told_from_a_server_that_is_down(open_sto
 
 
 def test_what_another_server_answers_is_not_taken_for_a_wrong_value():
-    """libpq calls that an invalid response. A server that is wanted may come back later."""
+    """libpq calls that an invalid response. The right server may come back later."""
 
     def answer() -> None:
         with server.accept()[0] as connection:

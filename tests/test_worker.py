@@ -283,7 +283,7 @@ def test_a_late_client_is_disconnected_and_gets_a_408_if_only_its_body_is_late(s
         assert "incomplete or too slow" in refused(response, 408) if is_body_late else not response
 
 
-def test_an_aborted_connection_still_gives_the_request_that_has_arrived_and_nothing_more():
+def test_an_aborted_connection_still_delivers_a_request_that_has_arrived_and_no_more():
     """The worker may abort an idle connection at the moment when a request arrives."""
     near, far = gevent.socket.socketpair()
     with near, far:

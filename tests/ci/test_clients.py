@@ -24,22 +24,27 @@ NODE = ("node", "client.mjs", "js", "const address")
 PRINT = {"Python": [sys.executable, "-c", "import hashlib, secrets; key = 'Ficus é'; print(%s)"]}
 PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log(`${%s}`))()"]
 
+BODIES = {  # Others are HTML. Only a 501 is what the service itself might say.
+    201: b'{"name": "portal"}', 302: b"{}", 501: b'{"error": 501, "message": "no"}',
+    404: b'{"status": "error", "code": 404, "message": "Application not found"}',
+}  # fmt: skip
+
 
 @pytest.fixture
 def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
     """The port of a proxy that fails at first, the service's statuses, and the proxy's failures.
 
-    It answers six times itself, mostly not in JSON. Then it loses a response of the service.
+    It answers eight times itself. Then it loses a response of the service.
     """
     statuses: list[int] = []
-    failures = [200, 302, 307, 403, 429, 503, None]
+    failures = [200, 201, 302, 307, 403, 404, 429, 503, None]
 
     class Proxy(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             failure = failures.pop(0) if failures else 0
             if failure:
-                self.answer(failure, b"{}" if failure in (302, 501) else b"<html></html>")
+                self.answer(failure, BODIES.get(failure, b"<html></html>"))
                 return
             status, answer = server.request("POST", "/plants", body, self.headers)
             statuses.append(status)
@@ -71,7 +76,7 @@ def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
 def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
     server, proxy, tmp_path: Path, program: tuple[str, ...], name: str, number: int
 ) -> None:
-    """It gets past a login page, redirects to one, a 403, a 429, a 503 and a lost response.
+    """It gets past a login page, redirects to one, a proxy's errors and a lost response.
 
     Later it prints what the service says, or the proxy.
     """
@@ -97,7 +102,7 @@ def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
         assert status == 1 and re.search(f"not saved: {message}", printed), printed
     assert statuses[2:] == [409, 400]
     failures.append(501)
-    assert run(f'"{name}"') == (1, "not saved: 501 {}\n")
+    assert run(f'"{name}"') == (1, "not saved: 501 no\n")
 
 
 def test_the_expressions_on_the_page_make_ids_that_the_service_takes(server) -> None:

@@ -106,7 +106,7 @@ def test_a_plant_whose_sync_failed_is_written_once_more(traced, tmp_path, failin
     the next sync proves something only about later writes. A new worker finds the plant in the
     file, but can't tell whether it would survive a power cut.
     """
-    # With a second worker, that one might write the plant instead of the new one.
+    # A second worker might write the plant in place of the restarted one.
     server = traced(WEB_CONCURRENCY="1", **failing_sync)
     plant = {"id": 7, "name": "name of the plant"}
     vain = post(plant, b"X-Request-ID: in-vain", b"Connection: close")

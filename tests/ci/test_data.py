@@ -430,7 +430,17 @@ def test_programs_that_root_runs_leave_the_files_to_the_owner(shared):
     shutil.move(backups(folder)[0], home / "backup.db")
     os.chown(home / "backup.db", 0, 0)
     succeed("restore", home / "backup.db", "--merge", **url)
-    for missing in ("plants.db", "plants.db*"):  # The lock file, or the folder, tells the owner.
+    # A -wal that only root may read is read, too. The copies of a deleted file are like this.
+    run_sql(home / "backup.db", "PRAGMA journal_mode = WAL")
+    with contextlib.closing(sqlite3.connect(home / "backup.db")) as open_backup:
+        open_backup.execute("INSERT INTO plants VALUES (9, 'in the -wal', NULL)")
+        open_backup.commit()
+        for each in home.iterdir():
+            os.chown(each, 0, 0)
+        succeed("restore", home / "backup.db", **url)
+    assert read_names(url["DATABASE_URL"])[9] == "in the -wal"
+    run_sql(home / "backup.db", "PRAGMA journal_mode = DELETE")
+    for missing in ("plants.db", "plants.db*"):  # The lock file, or the folder, shows the owner.
         for each in folder.glob(missing):
             each.unlink()
         succeed("restore", home / "backup.db", **url)
@@ -442,7 +452,7 @@ def test_programs_that_root_runs_leave_the_files_to_the_owner(shared):
     os.chown(folder, OTHER, OTHER)
     type_here(folder, block("sh", 'chown --reference="$db"'))
     succeed("restore", home / "backup.db", **url)
-    assert len([*folder.rglob("*")]) == 7
+    assert len([*folder.rglob("*")]) == 9
     assert {(each.stat().st_uid, each.stat().st_gid) for each in folder.rglob("*")} == {
         (OTHER, OTHER)
     }
@@ -500,7 +510,7 @@ CRASHED = {1: "one", 2: "two", 3: "two"}
 
 @pytest.mark.parametrize("fault", ["signal=KILL", "error=EIO"])
 def test_a_restore_that_fails_at_any_step_loses_nothing(tmp_path, crashed, monkeypatch, fault):
-    """Everything is as it was, or the file is missing, and a start can see that. It can be retried.
+    """Everything is as it was, or the file is missing, which a start notices. Then run it again.
 
     strace kills the program at each system call that changes something, or makes the call fail.
     """
@@ -728,7 +738,7 @@ def test_a_file_whose_first_page_is_damaged_is_read_with_that_of_the_backup(
 
 @pytest.mark.parametrize("has_wal", [True, False])
 def test_files_are_copied_from_a_disk_that_fails(tmp_path, database, url, has_wal):
-    """The owner stays. After a clean stop, there is no -wal. Typed again, they change nothing."""
+    """The copies keep their owner. There may be no -wal. Typed again, the block changes nothing."""
     make(database, {1: "n"})
     os.chown(tmp_path, OTHER, OTHER)
     if has_wal:

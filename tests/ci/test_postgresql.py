@@ -208,7 +208,7 @@ def test_a_rule_that_fails_for_a_plant_keeps_out_no_others(
 
 
 def test_rivals_for_an_id_do_not_fail_each_other_at_any_isolation_level(serve, connection, pool):
-    """The database's default is a higher level, at which a commit fails the rivals under way."""
+    """The database's default is a higher level, at which a commit makes concurrent rivals fail."""
     name = connection.info.dbname
     connection.execute(
         f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'; "
