@@ -83,7 +83,7 @@ def test_a_start_ends_in_one_line_where_the_plants_are_gone(serve, url, database
     for server, words in (start, LOST), (check, f"plants.db {GONE}"):
         fails_with(server, words)
         assert server.wait() == 1
-    # As the line says, this allows an empty database. A -wal goes, too: the start would delete it.
+    # As the line says, this allows an empty database. Move a -wal, too: the start would delete it.
     for path in database.parent.glob("plants.db-*"):
         path.rename(path.with_name(f"moved-{path.name}"))
     assert serve(command=START).wait() == 0

@@ -23,7 +23,7 @@ BIND = "--bind 127.0.0.1:PORT"
 class Server(NamedTuple):
     """A server.
 
-    By its `kind`, it creates its table ("service"), needs one ("peer"), or stores nothing
+    Its `kind` says whether it creates its table ("service"), needs one ("peer"), or stores nothing
     ("ceiling").
     """
 

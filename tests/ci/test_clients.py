@@ -78,7 +78,7 @@ def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
 ) -> None:
     """It gets past a login page, redirects to one, a proxy's errors and a lost response.
 
-    Later it prints what the service says, or the proxy.
+    Later it prints what the service or the proxy says.
     """
     (port, statuses, failures), (interpreter, file, *place) = proxy, program
 

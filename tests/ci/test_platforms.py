@@ -85,7 +85,7 @@ RAILPACK = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_DEFAULT_TIMEOUT": "100",
 }
-# By default, Railway does not wait at all between the signal and SIGKILL, and Azure 5 seconds.
+# By default, Railway sends SIGKILL right after the signal, and Azure 5 seconds after it.
 RAILWAY = {"RAILWAY_DEPLOYMENT_DRAINING_SECONDS": "30"}
 AZURE = {"WEBSITES_CONTAINER_STOP_TIME_LIMIT": "30"}
 READ_ONLY = """
@@ -236,8 +236,9 @@ PLATFORMS = [
         | {"PYTHONHASHSEED": "random", "HOME": "/home/vcap/app", "USER": "vcap", "PORT": "{port}"}
         | {"TMPDIR": "{data}", "VCAP_APPLICATION": "{}"},
         {"GUNICORN_CMD_ARGS": "--graceful-timeout 8"},
-        "Write `python-3.13.x` into a file `runtime.txt`. A bound service sets `DATABASE_URL`. "
-        "`SIGKILL` comes after 10 seconds.",
+        "Put `python-3.13.x` into `runtime.txt`, and copy `.gitignore` to `.cfignore`: otherwise "
+        "`.env` and `plants.db` are uploaded. A bound service sets `DATABASE_URL`. `SIGKILL` comes "
+        "after 10 seconds.",
         database=POSTGRES,
         user="2000:2000",
         headers=("X-Vcap-Request-Id: 3f2c-1",),
@@ -272,8 +273,8 @@ PLATFORMS = [
         "AWS Elastic Beanstalk",
         {"PYTHONPATH": "/var/app/venv/staging-LQM1lest/bin"},
         {"PORT": "{port}"},
-        "Its databases set other variables, so write `DATABASE_URL` yourself. The disk is thrown "
-        "away with the instance.",
+        "Its databases set other variables, so set `DATABASE_URL` yourself. The disk is deleted "
+        "with the instance.",
         port=8000,
         database=POSTGRESQL,
         start="/bin/sh -c gunicorn",
@@ -329,7 +330,9 @@ PLATFORMS = [
     Platform(
         "Google App Engine, standard",
         {"PORT": "{port}", "GAE_ENV": "standard", "GAE_RUNTIME": "python313"},
-        note="Write `runtime: python313` and `entrypoint: gunicorn` into app.yaml.",
+        note="Put `runtime: python313` and `entrypoint: gunicorn` into app.yaml, and the lines "
+        "`.git` and `#!include:.gitignore` into `.gcloudignore`: otherwise `.env` and `plants.db` "
+        "are uploaded.",
         database=CLOUD_SQL,
         writable="/tmp",
         shm="ro",
@@ -338,7 +341,7 @@ PLATFORMS = [
         "Clever Cloud",
         {"PORT": "8080", "INSTANCE_NUMBER": "0", "CC_REVERSE_PROXY_IPS": "203.0.113.1"},
         {"CC_PYTHON_VERSION": "3.13", "CC_RUN_COMMAND": "env PORT={port} gunicorn"},
-        "Its own nginx takes port 8080. The add-on sets other variables, so write `DATABASE_URL` "
+        "Its own nginx takes port 8080. The add-on sets other variables, so set `DATABASE_URL` "
         "yourself.",
         port=9000,
         database=POSTGRESQL,
@@ -349,7 +352,7 @@ PLATFORMS = [
         "Zeabur",
         {},
         {"PORT": "{port}", "ZBPACK_START_COMMAND": "exec gunicorn"},
-        "It does not read the Procfile. Add a volume at `/data`, or a database, and write "
+        "It does not read the Procfile. Add a volume at `/data`, or a database, and set "
         "`DATABASE_URL` yourself.",
         start="bash -c 'true; exec gunicorn'",
     ),
