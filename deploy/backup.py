@@ -181,7 +181,7 @@ def delete_old(folder: str, new: str, count: int, keep: int) -> None:
     if complaints:
         sys.exit(
             f"the new copy has {count} plants, but {'; '.join(complaints)}; none of these was "
-            "deleted: if plants were lost, or a copy can't be opened, read docs/emergencies.md; "
+            "deleted: if plants were lost, or a copy can't be read, read docs/emergencies.md; "
             "otherwise delete these copies"
         )
 
