@@ -398,7 +398,7 @@ def read_varint(data: bytes) -> int:
 
 
 def swap(path: str, new: str, folder: int) -> str | None:
-    """Move the old files into a new folder, and the new one into their place.
+    """Move the old files into a new folder, and the new file into their place.
 
     Return the folder's path, or None if there were no old files. `folder` is the descriptor of the
     database's folder. If this is killed, either everything is as before, or the file is missing,

@@ -332,7 +332,7 @@ def test_no_process_opens_a_database_whose_deleted_files_another_one_has_open(
 def test_no_process_opens_a_database_with_new_files_while_another_one_has_the_old_ones(
     engine, serve, database, exchanged
 ):
-    """A look at the plants re-creates the deleted files, or somebody copies a backup."""
+    """The new ones come from a look at the plants, or from a backup that somebody copied."""
     engine.insert([ONE], 100)
     # Not by this process: its locks would end when it closes the file.
     subprocess.run(["cp", database, backup := database.with_name("backup")], check=True)

@@ -78,7 +78,7 @@ def memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
 
 
 def queue_together(storage: Storage, *entries: Plant | None) -> list[Future]:
-    """Make plants, and None for health checks, wait for the same lock; return their outcomes."""
+    """Queue plants, and None for a health check, behind one lock; return their outcomes."""
     with storage.engine.lock:
         return [
             queue_up(storage.add, entry) if entry else queue_up(storage.check, PATIENCE)

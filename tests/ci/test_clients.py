@@ -24,7 +24,7 @@ NODE = ("node", "client.mjs", "js", "const address")
 PRINT = {"Python": [sys.executable, "-c", "import hashlib, secrets; key = 'Ficus é'; print(%s)"]}
 PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log(`${%s}`))()"]
 
-BODIES = {  # Others are HTML. Only a 501 is what the service itself might say.
+BODIES = {  # By status; the rest are HTML. Only the 501 might be the service's.
     201: b'{"name": "portal"}', 302: b"{}", 501: b'{"error": 501, "message": "no"}',
     404: b'{"status": "error", "code": 404, "message": "Application not found"}',
 }  # fmt: skip

@@ -18,7 +18,7 @@ from tests.support.wire import MONSTERA, Writers
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fail_over_loses_nothing(serve, how):
-    """The service goes on by itself on the new primary."""
+    """The service recovers by itself on the new primary."""
     with PostgreSQL() as primary, PostgreSQL(primary) as standby:
         primary.set_synchronous("*")
         state = "SELECT sync_state FROM pg_stat_replication"

@@ -926,7 +926,7 @@ def test_the_plants_of_a_file_that_was_emptied_are_in_its_wal(serve, database, t
 
 
 def test_a_program_that_locks_the_file_is_found_and_ended(serve, database, tmp_path):
-    """The service then goes on by itself."""
+    """The service then recovers by itself."""
     server = serve()
     assert server.post(MONSTERA)[0] == STORED
     look = block("sh", "lslocks")
@@ -1084,7 +1084,7 @@ def test_a_restore_of_postgresql_that_fails_can_be_undone(tmp_path, open_storage
 
 
 def test_a_table_that_was_moved_is_found_and_moved_back(serve, tmp_path, postgresql_url):
-    """The service goes on by itself. It has created no other table."""
+    """The service recovers by itself. It has created no other table."""
     server, moved = f"server='{postgresql_url}'", "replaced_1732789200"
     # With a second worker, that one might just be starting, and create a table.
     service = serve(DATABASE_URL=postgresql_url, WEB_CONCURRENCY="1")

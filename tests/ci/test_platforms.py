@@ -314,7 +314,7 @@ PLATFORMS = [
     Platform(
         "Coolify",
         {**RAILPACK, "PIP_NO_CACHE_DIR": "1", "HOST": "0.0.0.0", "PORT": "{port}"},
-        note="Add a volume at `/data`, and have the health check ask `/livez`.",
+        note="Add a volume at `/data`, and have the health check request `/livez`.",
         port=3000,
         start="/bin/bash -c gunicorn",
         overlaps=True,
@@ -322,7 +322,7 @@ PLATFORMS = [
     Platform(
         "Koyeb",
         {"PORT": "{port}", "KOYEB_REPLICA_INDEX": "0", "KOYEB_INSTANCE_MEMORY_MB": "512"},
-        note="Run command `gunicorn`. Have an HTTP health check ask `/livez`.",
+        note="Run command `gunicorn`. Have an HTTP health check request `/livez`.",
         port=8000,
         database=POSTGRESQL,
         user=CNB,
@@ -385,7 +385,7 @@ class Service(contextlib.AbstractContextManager["Service"]):
     ) -> None:
         """Start it with exactly the variables of the platform, except for `others`.
 
-        `places` has those of its database, `folder` is for the output.
+        `places` says where its database is, `folder` is for the output.
         """
         self.platform, port = platform, free_port()
         self.address = platform.address, port

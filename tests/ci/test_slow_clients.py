@@ -88,7 +88,7 @@ def test_twice_as_many_clients_as_the_worker_takes_keep_no_good_client_out(serve
 
 
 def test_a_client_that_has_just_connected_gets_time_for_its_request(serve, database, send):
-    """All others have sent theirs, and wait for the database. Some more places are left."""
+    """All others have sent theirs, and wait for the database. A few slots are free."""
     options = "--worker-class=tests.support.workers.Sparing", "--worker-connections=100"
     server = serve(*options, WEB_CONCURRENCY="1")
     assert server.health() == 200
