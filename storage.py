@@ -56,8 +56,8 @@ class Engine(abc.ABC):
     def run(self, store: Callable[[], None]) -> None:
         """Call `store` so that waiting for this database stops no other request.
 
-        If need be, keep other processes of the service from writing until then. Raises what `store`
-        raises, or Unavailable if it can't get a turn or takes too long.
+        If need be, keep other processes of the service from writing while it runs. Raises what
+        `store` raises, or Unavailable if it can't get a turn or takes too long.
         """
 
     @abc.abstractmethod

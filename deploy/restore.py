@@ -233,7 +233,7 @@ def complete(path: str, new: str) -> str:
 
 
 def has_first_page(path: str) -> bool:
-    """Return False only if damage keeps SQLite from finding the table of plants."""
+    """Return False if the table of plants can't be found: the file is missing or damaged."""
     if is_missing_or_empty(path):
         return False
     try:

@@ -86,7 +86,7 @@ def end(server: Server, tmp_path: Path) -> Trace:
 
 @pytest.mark.parametrize("clients", [1, 8])
 def test_every_acknowledgement_is_sent_after_a_sync(traced, tmp_path, clients):
-    """The plant's write has been synced; with one client, every write before the 200 has."""
+    """The plant's write has been synced; with one client, so has every write before the 200."""
     server = traced()
     with Writers(server.port, count=clients) as writers:
         writers.wait_for_more(200)
