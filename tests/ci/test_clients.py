@@ -76,7 +76,7 @@ def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
 def test_a_client_saves_a_plant_and_ends_if_a_retry_will_not_help(
     server, proxy, tmp_path: Path, program: tuple[str, ...], name: str, number: int
 ) -> None:
-    """It gets past a login page, redirects to one, a proxy's errors and a lost response.
+    """It survives a login page, a redirect to one, a proxy's errors and a lost response.
 
     Later it prints what the service or the proxy says.
     """

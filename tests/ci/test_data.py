@@ -23,7 +23,7 @@ from tests.support.storage import Row, read_names, read_rows
 from tests.support.wire import MONSTERA, Writers
 
 PROGRAMS = ROOT / "deploy"
-# Without the modules of the service or of a package, and without the folder of the program.
+# Python that can import no package, and no file of the service or of the program's folder.
 PYTHON = [sys.executable, "-I", "-S"]
 OTHER = 1000  # the id of a user who is not root
 COPY = re.compile(r"plants-\d{4}-\d\d-\d\d-\d{6}\.db")

@@ -120,7 +120,7 @@ class Platform:
     token: str = HEXADECIMAL
     start: str = "bash -c gunicorn"
     user: str = ""  # uid:gid, or root
-    writable: str | None = None  # The only folders that are, apart from that of the database.
+    writable: str | None = None  # The only writable folders, apart from the database's.
     shm: str = "rw"
     address: str = "127.0.0.1"  # Where the router connects to.
     headers: tuple[str, ...] = ()  # What the router adds to each request.
