@@ -448,7 +448,7 @@ def test_programs_that_root_runs_leave_the_files_to_the_owner(shared):
     (folder / "plants.db").unlink()
     (folder / "plants.db").touch()
     os.chown(folder, 0, 0)
-    assert "unable to open" in fail("restore", home / "backup.db", **url)
+    assert "plants.db-new: unable to open" in fail("restore", home / "backup.db", **url)
     os.chown(folder, OTHER, OTHER)
     type_here(folder, block("sh", 'chown --reference="$db"'))
     succeed("restore", home / "backup.db", **url)
