@@ -912,6 +912,27 @@ def test_deleted_files_are_copied_from_the_workers_and_restored(
     assert f"{database} (deleted)" not in type_here(tmp_path, f"({FIND}) || true")
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_restart_after_a_restore_is_safe_if_the_files_of_the_workers_were_kept(
+    serve, database, tmp_path, is_deleted
+):
+    """A restore over a deleted file keeps nothing, even if it is run twice: only workers do."""
+    assert serve().post({"id": 1, "name": "n"})[0] == STORED
+    succeed("backup")
+    (copy,) = backups(tmp_path)
+    kept = block("sh", 'find -L "$db"/replaced-*')
+    found = type_here(tmp_path, f"({FIND}) || true")
+    for example, name in (("8069/fd/11", ""), ("8069/fd/12", "-wal")):
+        descriptor = re.search(rf"(?m)^(/proc/\d+/fd/\d+) {database}{name}$", found)[1]
+        kept = kept.replace(f"/proc/{example}", descriptor)
+    if is_deleted:
+        for file in tmp_path.glob("plants.db*"):
+            file.unlink()
+    for _ in range(2):
+        succeed("restore", copy, "--merge")
+    assert type_here(tmp_path, kept).count("\n") == (0 if is_deleted else 2)
+
+
 def test_the_plants_of_a_file_that_was_emptied_are_in_its_wal(serve, database, tmp_path, url):
     """Under load: the service notices it at the next commit, and need not be stopped."""
     empty = make(tmp_path / "empty.db", {})
