@@ -57,7 +57,8 @@ def create_app(storage: Storage, tokens: Iterable[str]) -> "App":
     app.add_hook("before_request", begin_request)
     app.install(JSONPlugin(to_json))  # It replaces Bottle's own, which has the same name.
     # Every route needs a token, unless it says skip="token". Bottle applies no plugin to a mounted
-    # or merged application. To guard a mounted one, write app.mount("/sub/", other.wsgi, skip=[]).
+    # or merged application. To guard it, write app.mount("/sub/", other.wsgi, skip=[]), or install
+    # a BearerToken in the merged one.
     app.install(BearerToken(tokens))
 
     @app.post("/plants")

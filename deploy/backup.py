@@ -199,7 +199,7 @@ def open_database(path: str, mode: str = "ro") -> Iterator[sqlite3.Connection]:
         try:
             yield connection
         except UnicodeDecodeError:  # SQLite's message quotes the damaged schema.
-            raise sqlite3.DatabaseError("the file is damaged") from None
+            raise sqlite3.DatabaseError(f"{path} is damaged") from None
 
 
 def check_ours(database: sqlite3.Connection, path: str) -> None:

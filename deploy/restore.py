@@ -112,7 +112,10 @@ def check_backup(source: sqlite3.Connection, path: str) -> None:
 def copy(source: sqlite3.Connection, new: str, backup: str) -> None:
     """Copy a database, including what is still in its -wal. Raise a ValueError if it is damaged."""
     with open_database(new, "rwc") as target:
-        source.backup(target)
+        try:
+            source.backup(target)
+        except sqlite3.Error as error:
+            raise ValueError(f"{backup} can't be copied: {error}") from None
         target.execute("PRAGMA journal_mode = DELETE")  # So that all of it is in one file.
         check_intact(target, backup)
 

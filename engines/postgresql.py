@@ -159,7 +159,9 @@ def connect(server: Mapping[str, Any]) -> psycopg.Connection:
     except psycopg.Error as error:
         # libpq and psycopg check most values only when they connect. Such an error has no SQLSTATE.
         # Nor does the error for a server that is down, so look at the words.
-        found = re.search(r"(invalid (?!response)|weak |bad value |could not match ).*", str(error))
+        found = re.search(
+            r"((?<!received )invalid |weak |bad value |could not match ).*", str(error)
+        )
         if error.sqlstate or not found:
             raise
         # The value may be a part of a password.

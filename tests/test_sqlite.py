@@ -64,7 +64,7 @@ def store_and_close(url: str) -> None:
         storage.add(ONE)
 
 
-LOST = "plants.db is missing or empty, but .*-lock shows that a database was here: .* move .*"
+LOST = r"plants.db is missing or empty, but .*-lock shows that a .* move .*plants\.db\* away"
 
 
 @pytest.mark.parametrize("left", [None, "", PRAGMAS])

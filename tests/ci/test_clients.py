@@ -25,7 +25,8 @@ PRINT = {"Python": [sys.executable, "-c", "import hashlib, secrets; key = 'Ficus
 PRINT["JavaScript"] = ["node", "-e", "key = 'Ficus é'; (async () => console.log(`${%s}`))()"]
 
 BODIES = {  # By status; the rest are HTML. Only the 501 might be the service's.
-    201: b'{"name": "portal"}', 302: b"{}", 501: b'{"error": 501, "message": "no"}',
+    200: b'["name"]', 201: b'{"name": "portal"}', 302: b"{}",
+    501: b'{"error": 501, "message": "no"}',
     404: b'{"status": "error", "code": 404, "message": "Application not found"}',
 }  # fmt: skip
 
@@ -34,10 +35,10 @@ BODIES = {  # By status; the rest are HTML. Only the 501 might be the service's.
 def proxy(server) -> Iterator[tuple[int, list[int], list[int | None]]]:
     """The port of a proxy that fails at first, the service's statuses, and the proxy's failures.
 
-    It answers eight times itself. Then it loses a response of the service.
+    It answers nine times itself. Then it loses a response of the service.
     """
     statuses: list[int] = []
-    failures = [200, 201, 302, 307, 403, 404, 429, 503, None]
+    failures = [200, 201, 202, 302, 307, 403, 404, 429, 503, None]
 
     class Proxy(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
